@@ -1,0 +1,270 @@
+"""The base of every callback: schedule, probe, neutrality, logging, file, errors and state are done here once."""
+
+import difflib
+import inspect
+import math
+import platform
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import __version__ as lightning_version
+from pytorch_lightning.utilities import rank_zero_warn
+
+import lightning_normtheory
+from lightning_normtheory.callbacks import record
+from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.host import HostCallback
+from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.view import BatchFunction, View
+
+__all__ = ["DiagnosticCallback"]
+
+
+class DiagnosticCallback(HostCallback):
+    """Measures `diagnostics` at the end of training epochs and changes nothing in the run.
+
+    Args:
+        probe: the number of training samples to measure on, or a `Probe` that several callbacks share.
+        every_n_epochs: measure after every n-th epoch.
+        loss: ``loss(module, batch)``, the mean loss of a batch, instead of the module's `training_step`.
+        predict: ``predict(module, batch)``, the outputs of a batch, instead of ``module(x)``.
+        batch_stats: BatchNorm with statistics of the batch (``True``), running statistics (``False``), or what suits
+            each quantity (``None``: the first for loss and gradient, the second where samples must be independent).
+        prefix: of the metric names, ``normtheory/…`` and ``normtheory_layers/…``.
+        on_error: ``"warn"``: a diagnostic that fails is reported once, logs NaN, and training goes on; ``"raise"``.
+    """
+
+    diagnostics: ClassVar[tuple[type[Diagnostic], ...]] = ()
+    # Whether a diagnostic that does not apply to the model is left out, or is an error.
+    leaves_out: ClassVar[bool] = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "DiagnosticCallback":
+        known = list(inspect.signature(cls.__init__).parameters)[1:]
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{cls.__name__} has no argument {name!r}.{hint} It takes {', '.join(known)}.")
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        probe: int | Probe = 512,
+        every_n_epochs: int = 1,
+        loss: BatchFunction | None = None,
+        predict: BatchFunction | None = None,
+        batch_stats: bool | None = None,
+        prefix: str = "normtheory",
+        on_error: Literal["warn", "raise"] = "warn",
+    ) -> None:
+        super().__init__()
+        if not isinstance(every_n_epochs, int) or every_n_epochs < 1:
+            raise ValueError(f"Expected every_n_epochs to be a positive integer, but got {every_n_epochs!r}.")
+        if batch_stats not in (None, True, False):
+            raise ValueError(f"Expected batch_stats to be True, False or None, but got {batch_stats!r}.")
+        if not prefix or "/" in prefix or "." in prefix:
+            raise ValueError(
+                f"Expected a prefix without slash or dot (dashboards group metrics by it), but got {prefix!r}."
+            )
+        if on_error not in ("warn", "raise"):
+            raise ValueError(f"Expected on_error to be 'warn' or 'raise', but got {on_error!r}.")
+        for name, function in (("loss", loss), ("predict", predict)):
+            if function is not None and not callable(function):
+                raise TypeError(f"Expected {name} to be a function of (module, batch), but got {function!r}.")
+        self.probe = probe if isinstance(probe, Probe) else Probe(probe)
+        self.every_n_epochs = every_n_epochs
+        self.loss = loss
+        self.predict = predict
+        self.batch_stats = batch_stats
+        self.prefix = prefix
+        self.on_error = on_error
+        self._diagnostics = [diagnostic() for diagnostic in self.diagnostics]
+        self._active: list[Diagnostic] = []
+        self._started = False
+        self._resumed = False
+        self._warned: set[str] = set()
+
+    # -- fit start: everything that is wrong with the set-up is said here --------------------------------------------
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = False
+        self._warned.clear()
+        self._active = []
+        for diagnostic in self._diagnostics:
+            try:
+                diagnostic.check(pl_module)
+            except NotApplicable as reason:
+                if not self.leaves_out:
+                    raise
+                rank_zero_warn(f"{type(self).__name__} leaves out {diagnostic.names[0]}. {reason}")
+            else:
+                self._active.append(diagnostic)
+        if self._needs_probe and self.loss is None:
+            self._check_training_step(pl_module)
+
+    def _check_training_step(self, pl_module: LightningModule) -> None:
+        remedy = (
+            f"Pass {type(self).__name__}(loss=...), a function of the module and a batch that returns the mean loss."
+        )
+        if not pl_module.automatic_optimization:
+            raise ValueError(
+                f"Expected a training_step that returns the loss, but {type(pl_module).__name__} optimises manually: "
+                f"calling its training_step would train it. {remedy}"
+            )
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            raise ValueError(f"Expected a training_step that takes a batch, but it takes dataloader_iter. {remedy}")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = True
+        if self._needs_probe:
+            self.probe.prepare(trainer)
+            if not self.probe.collecting:
+                self._begin(trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._needs_probe and self.probe.collecting:
+            first = not self.probe.batches(0, 1)
+            self.probe.collect(batch, trainer.world_size)
+            if first:
+                self._view(trainer, pl_module).try_out()
+
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        view = self._view(trainer, pl_module)
+        view.try_out()
+        if not self._resumed:
+            for diagnostic in self._active:
+                self._guarded(diagnostic, lambda d: d.start(view))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Lightning skips a fit without batches, and with it every hook between on_fit_start and this one.
+        if not self._started and self._needs_probe and trainer.limit_train_batches != 0:
+            raise ValueError(
+                "Expected a training loader with at least one batch, but it is empty: nothing was trained and nothing"
+                " measured. Check the dataset's length and drop_last."
+            )
+        self._resumed = False
+
+    # -- every n-th epoch ----------------------------------------------------------------------------------------------
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if (trainer.current_epoch + 1) % self.every_n_epochs != 0:
+            return
+        begin = time.perf_counter()
+        view = self._view(trainer, pl_module)
+        metrics: dict[str, float] = {}
+        for diagnostic in self._active:
+            measured = self._guarded(diagnostic, lambda d: d.measure(view))
+            metrics.update(measured if measured is not None else dict.fromkeys(diagnostic.names, math.nan))
+        metrics["seconds"] = time.perf_counter() - begin
+        named = {self._metric_name(name): value for name, value in metrics.items()}
+        for name, value in named.items():
+            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1)
+        self._write(trainer, named)
+
+    def _guarded(self, diagnostic: Diagnostic, action: Any) -> Any:
+        """Do it; a failure is reported once per diagnostic and fit, and never stops a run that did not ask for it."""
+        name = diagnostic.names[0]
+        try:
+            result = action(diagnostic)
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._warn_once(name, f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}")
+            return None
+        bad = [key for key, value in (result or {}).items() if math.isnan(value)]
+        if bad:
+            self._warn_once(
+                name, f"{self.prefix}/{bad[0]} is NaN: the loss or its gradient is not finite. Training goes on."
+            )
+        return result
+
+    def _warn_once(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            rank_zero_warn(message)
+
+    def _metric_name(self, name: str) -> str:
+        layer = name.removeprefix("layers/")
+        return f"{self.prefix}_layers/{layer}" if layer != name else f"{self.prefix}/{name}"
+
+    def _write(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        # In every process, since a metric of the user's may have to be summed over them.
+        everything = trainer.callback_metrics
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
+        try:
+            path = record.folder(trainer)
+            row = {
+                "epoch": trainer.current_epoch,
+                "step": trainer.global_step,
+                "time": time.time(),
+                "metrics": metrics,
+                "user_metrics": users,
+            }
+            header = {"run": f"{path.parent.name}/{path.name}", "versions": _versions(), "settings": self._settings()}
+            record.append(path / "normtheory.jsonl", header, row)
+        except OSError as error:
+            self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        # Two callbacks of one class can live in one trainer exactly if their metrics have different names.
+        return self._generate_state_key(prefix=self.prefix)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "settings": self._settings(),
+            "probe": self.probe.state_dict() if self._needs_probe else None,
+            "diagnostics": {d.names[0]: d.state_dict() for d in self._diagnostics},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        changed = {k: (v, self._settings()[k]) for k, v in state_dict["settings"].items() if v != self._settings().get(k)}
+        for name, (before, now) in changed.items():
+            rank_zero_warn(f"{type(self).__name__}: {name} was {before!r} in the checkpoint and is {now!r} now.")
+        if state_dict["probe"] is not None:
+            self.probe.load_state_dict(state_dict["probe"])
+        for diagnostic in self._diagnostics:
+            diagnostic.load_state_dict(state_dict["diagnostics"].get(diagnostic.names[0], {}))
+        self._resumed = True
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "callback": type(self).__name__,
+            "probe": self.probe.samples,
+            "seed": self.probe.seed,
+            "every_n_epochs": self.every_n_epochs,
+            "loss": _function_name(self.loss, "training_step"),
+            "predict": _function_name(self.predict, "forward"),
+            "batch_stats": self.batch_stats,
+            "prefix": self.prefix,
+            "on_error": self.on_error,
+        }
+
+    @property
+    def _needs_probe(self) -> bool:
+        return any(diagnostic.needs_probe for diagnostic in self._diagnostics)
+
+    def _view(self, trainer: Trainer, pl_module: LightningModule) -> View:
+        return View(trainer, pl_module, self.probe, self.loss, self.predict, self.batch_stats)
+
+
+def _versions() -> Mapping[str, str]:
+    return {
+        "lightning_normtheory": lightning_normtheory.__version__,
+        "torch": torch.__version__,
+        "lightning": lightning_version,
+        "python": platform.python_version(),
+    }
+
+
+def _function_name(function: BatchFunction | None, default: str) -> str:
+    if function is None:
+        return default
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"

@@ -1,0 +1,47 @@
+"""The form of a diagnostic: one quantity of the theory, free of Lightning's hooks."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import nn
+
+from lightning_normtheory.callbacks.view import View
+
+__all__ = ["Diagnostic", "NotApplicable"]
+
+
+class NotApplicable(ValueError):
+    """The model lacks what a diagnostic measures."""
+
+
+class Diagnostic:
+    """One quantity. The callback that runs it does everything else.
+
+    Attributes:
+        names: the metrics it logs, without the prefix; these become NaN when a measurement fails.
+        needs_probe: whether it looks at data; if not, any loader and any batch will do.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+    needs_probe: ClassVar[bool] = True
+
+    def check(self, model: nn.Module) -> None:
+        """At fit start.
+
+        Raises:
+            NotApplicable: if the model lacks what is measured.
+        """
+
+    def start(self, view: View) -> None:
+        """Before the first training step of a fresh run, where the probe is known by then."""
+
+    def measure(self, view: View) -> dict[str, float]:
+        """At the end of an epoch: the metrics by name. Names that begin with ``layers/`` get a section of their own."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to give the same numbers."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass

@@ -1,0 +1,59 @@
+"""`MinWeightNorm`: the minimum weight-vector norm w_min of WN, Definition 3.1."""
+
+from torch import nn
+
+from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.view import View
+from lightning_normtheory.weight_norms import NormalizedLayers, require_normalized, smallest, unit_norms
+
+__all__ = ["MinWeightNorm"]
+
+
+class MinWeightNormDiagnostic(Diagnostic):
+    """w_min and the smallest norm of each layer."""
+
+    names = ("min_weight_norm",)
+    needs_probe = False
+
+    def check(self, model: nn.Module) -> None:
+        try:
+            self._layers: NormalizedLayers = require_normalized(model)
+        except ValueError as reason:
+            raise NotApplicable(str(reason)) from None
+
+    def measure(self, view: View) -> dict[str, float]:
+        norms = unit_norms(self._layers)
+        metrics = {"min_weight_norm": smallest(norms)}
+        for layer, norm in norms.items():
+            name = f"layers/weight_norm__{layer.replace('.', '_')}"
+            while name in metrics:  # "a.b_c" and "a_b.c" are different layers
+                name += "_"
+            metrics[name] = float(norm.min())
+        return metrics
+
+
+class MinWeightNorm(DiagnosticCallback):
+    """Logs the smallest norm of a weight vector in any normalised layer. It reads weights only, no data.
+
+    Logged after every n-th epoch:
+
+    * ``normtheory/min_weight_norm``: w_min = min over units i and normalised layers l of ‖W_i^(l)‖₂, where W_i is the
+      direction v_i of a WeightNorm, or the raw weights of a unit that feeds a BatchNorm;
+    * ``normtheory_layers/weight_norm__LAYER``: the minimum over the units of each layer;
+    * ``normtheory/seconds``: what the measurement cost.
+
+    Under plain gradient descent (no momentum, no weight decay) w_min of WeightNorm layers cannot fall, since ∇_v L ⟂ v
+    (DGM, eq. 2.3).
+
+    Raises:
+        ValueError: at fit start, if the model has no normalised layer.
+
+    The arguments are those of `DiagnosticCallback`.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> trainer = pl.Trainer(callbacks=[MinWeightNorm()], logger=False)
+    """
+
+    diagnostics = (MinWeightNormDiagnostic,)

@@ -1,0 +1,45 @@
+"""Run the user's `training_step` without its messages reaching any logger."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from pytorch_lightning import LightningModule, Trainer
+
+__all__ = ["muted"]
+
+
+class _Silence:
+    """Stands in for a logger, its experiment, and whatever they return: accepts every call, does nothing."""
+
+    def __getattr__(self, name: str) -> "_Silence":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "_Silence":
+        return self
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+@contextmanager
+def muted(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
+    """Inside, ``self.log``, the trainer's loggers and a direct ``wandb.log`` go nowhere."""
+    with ExitStack() as stack:
+        for module in pl_module.modules():
+            for name in ("log", "log_dict"):
+                if hasattr(module, "log_dict"):  # a LightningModule of either package, also as a submodule
+                    stack.enter_context(patch.dict(vars(module), {name: _ignore}))
+        loggers = trainer.loggers
+        trainer.loggers = [_Silence() for _ in loggers]  # type: ignore[misc]
+        stack.callback(setattr, trainer, "loggers", loggers)
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and getattr(wandb, "run", None) is not None:
+            stack.enter_context(patch.object(wandb, "log", _ignore))
+            stack.enter_context(patch.object(wandb.run, "log", _ignore))
+        yield

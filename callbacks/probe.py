@@ -1,0 +1,260 @@
+"""The samples on which everything is measured."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
+
+from lightning_normtheory.rng import isolated_rng
+from lightning_normtheory.snapshot import Snapshot
+
+__all__ = ["Probe", "ProbeBatch", "count_samples"]
+
+Chunks = list[list[int]]
+
+
+@dataclass(frozen=True)
+class ProbeBatch:
+    """One batch of the probe, as the training loader would have given it.
+
+    Attributes:
+        data: the batch, on the CPU.
+        samples: how many samples are in it.
+        transferred: whether the module's batch-transfer hooks have seen it already.
+        loader: the index of the loader it comes from, for loaders that are trained on one after the other.
+    """
+
+    data: Any
+    samples: int
+    transferred: bool = False
+    loader: int = 0
+
+
+class Probe:
+    """A fixed set of training samples, the same in every epoch, for any number of processes, and after a resume.
+
+    * A dataset with an index is read once, at fixed indices, when the training starts. The draw is uniform over the
+      dataset, not over what a weighted sampler prefers, except that a `SubsetRandomSampler` limits it to its subset.
+      Augmentation is done once, under a private seed.
+    * Of an iterable dataset the first training batches are copied as they pass. A second iterator is never made.
+
+    Batches are cut at the training loader's batch size, since the statistics of a BatchNorm depend on the cut. A last
+    batch of a single sample, of which a BatchNorm has no variance, joins the batch before it.
+
+    Args:
+        samples: their number, in total over all processes.
+        seed: of the draw and of the augmentation. Probes with equal arguments hold equal samples.
+
+    Example:
+        >>> Probe(samples=128)
+        Probe(samples=128, seed=0)
+        >>> Probe(samples=0)
+        Traceback (most recent call last):
+        ValueError: Expected probe samples to be a positive integer, but got 0.
+    """
+
+    def __init__(self, samples: int = 512, seed: int = 0) -> None:
+        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+            raise ValueError(f"Expected probe samples to be a positive integer, but got {samples!r}.")
+        self.samples = samples
+        self.seed = seed
+        self.collecting = False
+        self._batches: list[ProbeBatch] = []
+        self._chunks: list[Chunks] = []
+        self._source: Any = None
+        self._restored = False
+
+    def __repr__(self) -> str:
+        return f"Probe(samples={self.samples}, seed={self.seed})"
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Read the samples, or get ready to copy them from the passing batches."""
+        source = trainer.fit_loop._combined_loader
+        if source is self._source:
+            return  # another callback that shares this probe was here
+        self._source = source
+        loaders, structure = tree_flatten(trainer.train_dataloader)
+        if not all(_has_index(loader) for loader in loaders):
+            self._chunks = []
+            self.collecting = not (self._restored and self._batches)
+            if self.collecting:
+                self._batches = []
+            return
+        self.collecting = False
+        sequential = getattr(source, "_mode", None) == "sequential"
+        share = -(-self.samples // len(loaders)) if sequential else self.samples
+        if not (self._restored and self._fits(loaders)):
+            self._chunks = [_draw(loader, share, self.seed) for loader in loaders]
+        read = [list(_read(loader, chunks, self.seed)) for loader, chunks in zip(loaders, self._chunks)]
+        if sequential:
+            self._batches = [ProbeBatch(*batch, loader=i) for i, batches in enumerate(read) for batch in batches]
+        else:
+            self._batches = [
+                ProbeBatch(tree_unflatten([batches[i % len(batches)][0] for batches in read], structure), samples)
+                for i, (_, samples) in enumerate(read[0])
+            ]
+        if sum(batch.samples for batch in self._batches) == 0:
+            raise ValueError(
+                "Expected a training set with samples to measure on, but the training loader's dataset is empty. "
+                "Check the dataset's folder, split and filters."
+            )
+
+    def collect(self, batch: Any, world_size: int) -> None:
+        """Copy a training batch that passes, until there are enough."""
+        held = sum(batch.samples for batch in self._batches)
+        if held * world_size >= self.samples:
+            self.collecting = False
+            return
+        self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
+
+    def batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
+        """What this process measures: every ``world_size``-th batch, or its own copies of passing batches."""
+        return self._batches[rank::world_size] if self._chunks else list(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The indices; of an iterable dataset, which has none, the samples themselves."""
+        state: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "chunks": copy.deepcopy(self._chunks)}
+        if self._batches and not self._chunks:
+            if all(_is_plain(batch.data) for batch in self._batches):
+                state["batches"] = [(batch.data, batch.samples) for batch in self._batches]
+            else:
+                rank_zero_warn(
+                    "The probe was copied from an iterable dataset whose batches are not made of tensors, lists and"
+                    " dicts: it is not saved in the checkpoint, and a resumed run will measure on other samples."
+                )
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if (state["samples"], state["seed"]) != (self.samples, self.seed):
+            rank_zero_warn(
+                f"The checkpoint was made with Probe(samples={state['samples']}, seed={state['seed']}), this run uses"
+                f" {self!r}: its numbers are measured on other samples than before."
+            )
+            return
+        self._chunks = copy.deepcopy(state["chunks"])
+        self._batches = [ProbeBatch(data, samples, transferred=True) for data, samples in state.get("batches", [])]
+        self._restored, self._source = True, None
+
+    def _fits(self, loaders: list[DataLoader]) -> bool:
+        fits = len(loaders) == len(self._chunks) and all(
+            max((index for chunk in chunks for index in chunk), default=-1) < len(loader.dataset)  # type: ignore[arg-type]
+            for loader, chunks in zip(loaders, self._chunks)
+        )
+        if not fits:
+            rank_zero_warn(
+                "The training set is smaller than the one of the checkpoint: the probe is drawn anew, and its numbers"
+                " cannot be compared with those before."
+            )
+        return fits
+
+
+def count_samples(batch: Any) -> int:
+    """The length of the first tensor in a batch.
+
+    Example:
+        >>> count_samples({"image": torch.zeros(5, 3), "name": ["a"] * 5})
+        5
+    """
+    for leaf in tree_flatten(batch)[0]:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    raise ValueError(f"Expected a batch that holds a tensor with a first axis of samples, but got {describe(batch)}.")
+
+
+def describe(batch: Any) -> str:
+    """The structure of a batch in a few words, for messages.
+
+    Example:
+        >>> describe({"x": torch.zeros(2, 3), "y": [1, 2]})
+        "a dict {'x': Tensor (2, 3), 'y': list}"
+    """
+
+    def short(value: Any) -> str:
+        return f"Tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} {{{', '.join(f'{key!r}: {short(value)}' for key, value in batch.items())}}}"
+    if isinstance(batch, (tuple, list)):
+        return f"a {type(batch).__name__} ({', '.join(map(short, batch))})"
+    return f"a {short(batch)}"
+
+
+def _has_index(loader: Any) -> bool:
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    return hasattr(loader.dataset, "__getitem__") and hasattr(loader.dataset, "__len__")
+
+
+def _draw(loader: DataLoader, samples: int, seed: int) -> Chunks:
+    """Fixed indices, cut into batches."""
+    candidates = _candidates(loader)
+    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed)).tolist()
+    if loader.batch_sampler is None:  # the dataset itself gives whole batches, whose size only reading can tell
+        return [[candidates[i]] for i in order[:samples]]
+    indices = [candidates[i] for i in order[:samples]]
+    size = _batch_size(loader)
+    chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
+    if len(chunks) > 1 and len(chunks[-1]) == 1:
+        chunks[-2] += chunks.pop()
+    return chunks
+
+
+def _candidates(loader: DataLoader) -> list[int]:
+    sampler: Any = loader.sampler
+    # Lightning wraps a user's sampler when it distributes the data.
+    sampler = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)
+    if isinstance(sampler, SubsetRandomSampler):
+        return [int(index) for index in sampler.indices]
+    return list(range(len(loader.dataset)))  # type: ignore[arg-type]
+
+
+def _batch_size(loader: DataLoader) -> int:
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if size is None:  # a sampler of the user's own: as large as its first batch
+        before = Snapshot(loader.batch_sampler, arrays=False)
+        with isolated_rng():
+            size = len(next(iter(loader.batch_sampler)))  # type: ignore[arg-type]
+        before.restore()
+    return int(size)
+
+
+def _read(loader: DataLoader, chunks: Chunks, seed: int) -> Iterator[tuple[Any, int]]:
+    """The batches at these indices, leaving the dataset (its caches, counters, generators) as it was."""
+    before = Snapshot(loader.dataset, loader.collate_fn, arrays=False)
+    samples = 0
+    limit = sum(map(len, chunks))
+    batched = loader.batch_sampler is not None
+    reader: DataLoader = DataLoader(
+        loader.dataset,
+        batch_sampler=chunks if batched else None,
+        batch_size=1 if batched else None,
+        sampler=None if batched else [chunk[0] for chunk in chunks],
+        collate_fn=loader.collate_fn,
+    )
+    try:
+        with isolated_rng(seed):
+            for i, batch in enumerate(reader):
+                n = len(chunks[i]) if batched else count_samples(batch)
+                yield batch, n
+                samples += n
+                if samples >= limit:
+                    break
+    finally:
+        before.restore()
+
+
+def _to_cpu(batch: Any) -> Any:
+    leaves, structure = tree_flatten(batch)
+    return tree_unflatten([x.detach().cpu() if isinstance(x, Tensor) else x for x in leaves], structure)
+
+
+def _is_plain(batch: Any) -> bool:
+    """Whether a checkpoint can hold it and be read back without executing code."""
+    return all(isinstance(leaf, (Tensor, int, float, str, bytes, type(None))) for leaf in tree_flatten(batch)[0])

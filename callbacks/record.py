@@ -1,0 +1,83 @@
+"""The JSON Lines file: one row per measured epoch, on disk before training goes on."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pytorch_lightning import Trainer
+
+__all__ = ["append", "folder", "read"]
+
+SCHEMA = 1
+# Callbacks of one trainer write into one folder, also where there is no logger to name it.
+_unnamed: "WeakKeyDictionary[Trainer, Path]" = WeakKeyDictionary()
+
+
+def folder(trainer: Trainer) -> Path:
+    """Where a run's files belong: beside its checkpoints, ``<save_dir>/<name>/<version>`` of the first logger."""
+    if trainer.loggers:
+        logger = trainer.loggers[0]
+        save_dir = str(logger.save_dir or trainer.default_root_dir)
+        if "://" in save_dir:  # remote stores cannot append to a file
+            save_dir = os.getcwd()
+        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+        return Path(save_dir, str(logger.name), version)
+    if trainer not in _unnamed:
+        parent = Path(trainer.default_root_dir, "normtheory_logs")
+        taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdigit()]
+        _unnamed[trainer] = parent / f"version_{max(taken, default=-1) + 1}"
+    return _unnamed[trainer]
+
+
+def append(path: Path, header: Mapping[str, Any], row: Mapping[str, Any]) -> None:
+    """Add a row, preceded by the header where the file is new. The file is closed, hence flushed, after each row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        lines = [row] if size else [{"schema": SCHEMA, **header}, row]
+        if size:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # the last run was killed while it wrote
+                file.write(b"\n")
+        text = "".join(json.dumps(_strict(line), allow_nan=False) + "\n" for line in lines)
+        file.write(text.encode())
+
+
+def read(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file with their numbers restored; a line that a kill cut short is passed over.
+
+    Rows of one epoch (of several callbacks, or repeated by a resumed run) are to be merged in order, the last one
+    counts.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "normtheory.jsonl")
+        >>> append(path, {"run": "demo"}, {"epoch": 0, "metrics": {"normtheory/rsc_ratio": float("nan")}})
+        >>> list(read(path))
+        [{'schema': 1, 'run': 'demo'}, {'epoch': 0, 'metrics': {'normtheory/rsc_ratio': nan}}]
+    """
+    with Path(path).open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                parsed = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            for group in ("metrics", "user_metrics"):
+                if group in parsed:
+                    parsed[group] = {name: float(value) for name, value in parsed[group].items()}
+            yield parsed
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become the strings that python's `float` reads back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return value

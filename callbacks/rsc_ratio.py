@@ -1,0 +1,72 @@
+"""`RSCRatio`: the ratio ‖∇L‖²/L of restricted strong convexity."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.view import View
+
+__all__ = ["RSCRatio"]
+
+
+class RSCRatioDiagnostic(Diagnostic):
+    """R, its parts, ‖ḡ‖², and the loss relative to the last one measured."""
+
+    names = ("rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio")
+
+    def __init__(self) -> None:
+        self._last_loss: float | None = None
+
+    def start(self, view: View) -> None:
+        self._last_loss = view.loss
+
+    def measure(self, view: View) -> dict[str, float]:
+        rsc = view.rsc
+        metrics = {
+            "rsc_ratio": rsc.ratio,
+            "loss": rsc.loss,
+            "grad_norm_sq": rsc.grad_norm_sq,
+            "mean_predictor_grad_norm_sq": rsc.mean_predictor_grad_norm_sq,
+        }
+        if self._last_loss is not None:
+            metrics["loss_ratio"] = rsc.loss / self._last_loss if self._last_loss != 0 else math.nan
+        self._last_loss = rsc.loss
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_loss": self._last_loss}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._last_loss = state["last_loss"]
+
+
+class RSCRatio(DiagnosticCallback):
+    """Logs R(θ) = ‖∇L‖²/L (WN, Lemma 5.1) and ‖ḡ‖² (RSC, Theorem 5.1) on the probe, for any model.
+
+    Logged after every n-th epoch:
+
+    * ``normtheory/rsc_ratio``: R = ‖∇L‖²/L;
+    * ``normtheory/loss``: L, the mean loss of the probe, with dropout off;
+    * ``normtheory/grad_norm_sq``: ‖∇L‖² over the trainable parameters;
+    * ``normtheory/mean_predictor_grad_norm_sq``: ‖ḡ‖², ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i);
+    * ``normtheory/loss_ratio``: L divided by the L measured before, at first the one before training; with an iterable
+      dataset, whose samples are not known before training, from the second measurement on;
+    * ``normtheory/seconds``: what the measurement cost.
+
+    L is the loss of the module's own `training_step`, so R scales with it: the papers' square loss sums over outputs
+    where `torch.nn.MSELoss` averages.
+
+    Raises:
+        ValueError: at fit start, for manual optimisation without ``loss=``, a batch whose input cannot be found without
+            ``predict=``, or an empty loader.
+
+    The arguments are those of `DiagnosticCallback`.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> trainer = pl.Trainer(callbacks=[RSCRatio(probe=256, every_n_epochs=5)], logger=False)
+    """
+
+    diagnostics = (RSCRatioDiagnostic,)

@@ -1,0 +1,171 @@
+"""What a diagnostic sees of a run: the model, its loss and predictor, and the probe."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor
+
+from lightning_normtheory.callbacks.muted import muted
+from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, describe
+from lightning_normtheory.callbacks.rsc_metric import RSCMetric
+from lightning_normtheory.rsc import RSC, flat_gradient, trainable_parameters
+from lightning_normtheory.untouched import untouched
+
+__all__ = ["BatchFunction", "View", "default_predict", "training_step_loss"]
+
+BatchFunction = Callable[[Any, Any], Tensor]
+
+
+class View:
+    """One epoch's look at the run. Every quantity is computed once, on first use, and leaves nothing behind.
+
+    Args:
+        loss: ``loss(module, batch)``, the mean loss of a batch; ``None``: the module's own `training_step`.
+        predict: ``predict(module, batch)``, the outputs f of a batch; ``None``: ``module(x)``.
+        batch_stats: ``True``: BatchNorm with the statistics of each probe batch, ``False``: with the running ones,
+            ``None``: the first for loss and gradient, which is the function that is trained.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        probe: Probe,
+        loss: BatchFunction | None,
+        predict: BatchFunction | None,
+        batch_stats: bool | None,
+    ) -> None:
+        self.trainer = trainer
+        self.model = pl_module
+        self._batches = probe.batches(trainer.global_rank, trainer.world_size)
+        self._loss = loss
+        self._predict = predict or default_predict
+        self._batch_stats = batch_stats
+
+    @cached_property
+    def loss(self) -> float:
+        """The mean loss of the probe, without a gradient."""
+        sums = torch.zeros(2, dtype=torch.float64)
+        with self._measuring(), torch.no_grad():
+            for index, batch in enumerate(self._batches):
+                sums += batch.samples * torch.tensor([float(self._loss_of(batch, index)), 1.0], dtype=torch.float64)
+        total, samples = self._add_up(sums).tolist()
+        return total / samples
+
+    @cached_property
+    def rsc(self) -> RSC:
+        """R = ‖∇L‖²/L and ‖ḡ‖² of the probe."""
+        parameters = trainable_parameters(self.model)
+        metric = RSCMetric(sum(p.numel() for p in parameters.values()))
+        metric = metric.to("cpu" if self.model.device.type == "mps" else self.model.device)
+        with self._measuring():
+            for index, batch in enumerate(self._batches):
+                loss = self._loss_of(batch, index)
+                loss_gradient = flat_gradient(loss, parameters)
+                output = self._predict_on(batch)
+                predictor_gradient = flat_gradient(output.sum(), parameters)
+                metric.update(batch.samples, loss, loss_gradient, output.numel(), predictor_gradient)
+        if not self._batches:  # fewer probe batches than processes: take part in the sum with nothing
+            metric.update(0, torch.zeros(()), torch.zeros(()), 0, torch.zeros(()))
+        return metric.compute()
+
+    def try_out(self) -> None:
+        """Run loss and predictor on the first batch, so that a mistake shows before an epoch is spent."""
+        with self._measuring(), torch.no_grad():
+            for batch in self._batches[:1]:
+                loss = self._loss_of(batch, 0)
+                if loss.numel() != 1:
+                    raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
+                self._predict_on(batch)
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """Local work on the function that is measured; if it fails in one process, it fails in all.
+
+        Without the agreement at the end, a process that failed would leave the others waiting in the next sum.
+        """
+        error: Exception | None = None
+        batch_stats = self._batch_stats
+        precision = self.trainer.precision_plugin.forward_context()
+        full = torch.autocast(self.model.device.type, enabled=False)
+        try:
+            with muted(self.trainer, self.model), untouched(self.model, batch_stats=batch_stats), precision, full:
+                with torch.enable_grad():
+                    yield
+        except Exception as caught:  # noqa: BLE001  # handed on below, in every process
+            error = caught
+        failures = float(self._add_up(torch.tensor([float(error is not None)])))
+        if error is not None:
+            raise error
+        if failures:
+            raise RuntimeError("The measurement failed in another process, which reports the reason.")
+
+    def _add_up(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.trainer.world_size == 1:
+            return values
+        return self.trainer.strategy.reduce(values.to(self.model.device), reduce_op="sum")  # type: ignore[return-value]
+
+    def _loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
+        data = self._on_device(batch)
+        if self._loss is not None:
+            return self._loss(self.model, data)
+        return training_step_loss(self.model, data, index, batch.loader)
+
+    def _predict_on(self, batch: ProbeBatch) -> Tensor:
+        output = self._predict(self.model, self._on_device(batch))
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"Expected the predictor to return a tensor (samples, outputs), but got {describe(output)}. Pass "
+                "predict=, a function of the module and a batch that returns that tensor."
+            )
+        return output
+
+    def _on_device(self, batch: ProbeBatch) -> Any:
+        # A copy: the user's hooks and steps may work in place, and the probe must stay as it is.
+        data = copy.deepcopy(batch.data)
+        if batch.transferred:
+            return self.trainer.strategy.batch_to_device(data) if self.model.device.type != "cpu" else data
+        data = self.trainer.precision_plugin.convert_input(data)
+        data = self.model._on_before_batch_transfer(data, dataloader_idx=batch.loader)
+        return self.trainer.strategy.batch_to_device(data, dataloader_idx=batch.loader)
+
+
+def default_predict(module: LightningModule, batch: Any) -> Tensor:
+    """f = ``module(x)``, where x is the batch itself or the first of a tuple or list.
+
+    Raises:
+        ValueError: for a batch of another form.
+    """
+    x = batch[0] if isinstance(batch, (tuple, list)) and len(batch) > 0 else batch
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            "Expected a batch that is the input tensor, or a tuple or list that begins with it, but got "
+            f"{describe(batch)}. Pass predict=, for example predict=lambda module, batch: module(batch['image'])."
+        )
+    return module(x)
+
+
+def training_step_loss(module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+    """The loss that the module's own `training_step` returns, regularisers included."""
+    names = inspect.signature(module.training_step).parameters
+    variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in names.values())
+    arguments: list[Any] = [batch]
+    if len(names) > 1 or variadic:  # as Lightning decides it
+        arguments.append(batch_idx)
+    if "dataloader_idx" in names:
+        arguments.append(dataloader_idx)
+    result = module.training_step(*arguments)
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            "Expected training_step to return the loss, or a dict with the key 'loss', but got "
+            f"{describe(result)}. Pass loss=, a function of the module and a batch that returns the mean loss."
+        )
+    return loss

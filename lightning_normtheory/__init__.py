@@ -1,0 +1,33 @@
+"""The theory of normalised networks as functions of a PyTorch model.
+
+This floor knows torch alone. `lightning_normtheory.callbacks` brings its quantities into a Lightning trainer,
+`lightning_normtheory.recipes` trains the papers' experiments.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from lightning_normtheory.batchnorm import batchnorm_factors
+from lightning_normtheory.feeding import Feeding, feeding_layers
+from lightning_normtheory.layers import NormalizedWeight
+from lightning_normtheory.rsc import RSC, rsc_ratio
+from lightning_normtheory.untouched import untouched
+from lightning_normtheory.weight_norms import NormalizedLayers, min_weight_norm, normalized_layers, weight_norms
+
+__all__ = [
+    "RSC",
+    "Feeding",
+    "NormalizedLayers",
+    "NormalizedWeight",
+    "batchnorm_factors",
+    "feeding_layers",
+    "min_weight_norm",
+    "normalized_layers",
+    "rsc_ratio",
+    "untouched",
+    "weight_norms",
+]
+
+try:
+    __version__ = version("lightning-normtheory")
+except PackageNotFoundError:  # a checkout that was never installed
+    __version__ = "0.0.0"

@@ -1,0 +1,133 @@
+"""The normalised layers of a model: which weight vectors a WeightNorm or a BatchNorm makes scale-free."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.weight_norm import WeightNorm
+
+__all__ = [
+    "FEEDING_LAYERS",
+    "NormalizedWeight",
+    "batch_norm_layers",
+    "public_name",
+    "refuse_uninitialized",
+    "unit_vectors",
+    "weight_norm_layers",
+    "weight_norm_parameters",
+]
+
+FEEDING_LAYERS = (nn.Linear, _ConvNd, nn.Bilinear, nn.Embedding, nn.EmbeddingBag)
+
+
+@dataclass(frozen=True)
+class NormalizedWeight:
+    """One weight tensor that is normalised unit by unit.
+
+    Attributes:
+        name: of the layer, followed by the name of the tensor where that is not ``weight`` (``lstm.weight_hh_l0``).
+        kind: ``"weight_norm"``, or ``"batch_norm"`` for a layer that feeds a BatchNorm.
+        batch_norms: the names of the BatchNorm layers fed by this one.
+    """
+
+    name: str
+    kind: Literal["weight_norm", "batch_norm"]
+    module: nn.Module = field(repr=False)
+    tensor_name: str = field(default="weight", repr=False)
+    batch_norms: tuple[str, ...] = ()
+
+    @property
+    def vectors(self) -> Tensor:
+        """The vectors W_i of WN, Definition 3.1, as (units, entries): the directions v_i of a WeightNorm, the raw
+        weights of a layer that feeds a BatchNorm. Read from the module each time: they follow the training."""
+        for tensor_name, g, v in weight_norm_parameters(self.module):
+            if tensor_name == self.tensor_name:
+                return _directions(g, v)
+        return unit_vectors(self.module)
+
+
+def weight_norm_layers(model: nn.Module) -> Iterator[NormalizedWeight]:
+    """Every weight under WeightNorm, in either of PyTorch's forms (hook and parametrization) and for any ``dim``.
+
+    Example:
+        >>> lstm = nn.LSTM(3, 2)
+        >>> for name in ("weight_ih_l0", "weight_hh_l0"):
+        ...     lstm = nn.utils.parametrizations.weight_norm(lstm, name)
+        >>> [(w.name, tuple(w.vectors.shape)) for w in weight_norm_layers(nn.ModuleDict({"lstm": lstm}))]
+        [('lstm.weight_ih_l0', (8, 3)), ('lstm.weight_hh_l0', (8, 2))]
+    """
+    for path, module in model.named_modules():
+        for tensor_name, _, _ in weight_norm_parameters(module):
+            yield NormalizedWeight(public_name(path, tensor_name), "weight_norm", module, tensor_name)
+
+
+def weight_norm_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The triples (name, g, v) of the weights that this very module normalises as w = g v/‖v‖."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            yield hook.name, getattr(module, hook.name + "_g"), getattr(module, hook.name + "_v")
+    parametrizations = getattr(module, "parametrizations", None)
+    if isinstance(parametrizations, nn.ModuleDict):
+        for name, chain in parametrizations.items():
+            # Of several parametrizations only the first can take two tensors: WeightNorm is it, or is not there.
+            if isinstance(chain, ParametrizationList) and isinstance(chain[0], _WeightNorm):
+                yield name, chain.original0, chain.original1
+
+
+def _directions(g: Tensor, v: Tensor) -> Tensor:
+    # The shape of g says what `dim` was: it is 1 on every axis that the norm runs over, () where that is all of them.
+    # An axis of v that has length 1 itself may count as either: the vectors are the same.
+    unit_axes = [axis for axis in range(g.dim()) if g.shape[axis] != 1]
+    return v.movedim(unit_axes[0], 0).flatten(1) if unit_axes else v.reshape(1, -1)
+
+
+def unit_vectors(module: nn.Module) -> Tensor:
+    """The weights of each output unit of a layer, as (units, entries).
+
+    A transposed convolution stores (in, out/groups, …): its unit is an index of the second axis within a group. The
+    output units of an embedding are its columns.
+
+    Example:
+        >>> unit_vectors(nn.ConvTranspose1d(4, 6, 3, groups=2)).shape
+        torch.Size([6, 6])
+    """
+    weight: Tensor = module.weight
+    if isinstance(module, _ConvTransposeNd):
+        grouped = weight.unflatten(0, (module.groups, -1))  # (groups, in/groups, out/groups, …)
+        return grouped.transpose(1, 2).flatten(0, 1).flatten(1)
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return weight.t()
+    return weight.flatten(1)
+
+
+def public_name(path: str, tensor_name: str = "weight") -> str:
+    """The name under which a layer's numbers appear; the same whether or not the model was compiled.
+
+    Example:
+        >>> public_name("_orig_mod.net.0"), public_name("lstm", "weight_hh_l0"), public_name("")
+        ('net.0', 'lstm.weight_hh_l0', 'weight')
+    """
+    layer = ".".join(part for part in path.split(".") if part and part != "_orig_mod")
+    if tensor_name == "weight" and layer:
+        return layer
+    return f"{layer}.{tensor_name}" if layer else tensor_name
+
+
+def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Every BatchNorm (1d to 3d, synchronised) by the name of its module."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def refuse_uninitialized(model: nn.Module) -> None:
+    """Lazy modules have no weights before their first forward pass: there is nothing to measure."""
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"Expected initialised parameters, but {lazy[0]!r} is still lazy. Run one batch through the model first."
+        )

@@ -1,0 +1,117 @@
+"""The RSC ratio ‖∇L‖²/L and the averaged gradient of the predictor."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_normtheory.untouched import untouched
+
+__all__ = ["RSC", "flat_gradient", "rsc_from_sums", "rsc_ratio", "trainable_parameters"]
+
+
+class RSC(NamedTuple):
+    """The result of `rsc_ratio`.
+
+    Attributes:
+        loss: L, the mean over all samples.
+        grad_norm_sq: ‖∇L‖² over the trainable parameters.
+        ratio: R = ‖∇L‖²/L (WN); NaN where L = 0, since nothing is left to divide.
+        mean_predictor_grad_norm_sq: ‖ḡ‖², ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i) (RSC).
+    """
+
+    loss: float
+    grad_norm_sq: float
+    ratio: float
+    mean_predictor_grad_norm_sq: float
+
+
+def rsc_ratio(
+    model: nn.Module,
+    loss: Callable[[Tensor, Any], Tensor],
+    batches: Iterable[tuple[Any, Any]],
+    *,
+    batch_stats: bool | None = None,
+) -> RSC:
+    """R(θ) = ‖∇L(θ)‖²/L(θ) with L = (1/n) Σ_i ℓ(f(x_i), y_i), and ‖ḡ‖² of the predictor, exact over all batches.
+
+    R is the quantity of restricted strong convexity in WN, Lemma 5.1; ‖ḡ‖² that of RSC, Theorem 5.1. Both scale with
+    the loss: the papers' L sums over outputs, `torch.nn.MSELoss` also averages over them and is L/k.
+
+    Args:
+        model: f; outputs of shape (n, …), where everything behind the samples counts as the k outputs.
+        loss: ``loss(output, target)``, a mean over the samples of a batch.
+        batches: pairs ``(x, y)``. Batches of different sizes are weighted by their size.
+        batch_stats: whether BatchNorm uses the statistics of each batch; ``None``: as the model is set.
+
+    Example:
+        One weight w = 1, f = wx, L = ½Σ(x_i − y_i)² = ½(1 + 4), ∇L = ½Σ 2(x_i − y_i)x_i = ½(2 + 12)
+
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> _ = nn.init.ones_(model.weight)
+        >>> x, y = torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [1.0]])
+        >>> rsc_ratio(model, nn.functional.mse_loss, [(x, y)])
+        RSC(loss=2.5, grad_norm_sq=49.0, ratio=19.6, mean_predictor_grad_norm_sq=4.0)
+    """
+    parameters = trainable_parameters(model)
+    loss_sum, loss_gradient, predictor_gradient = 0.0, torch.zeros(()), torch.zeros(())
+    samples = outputs = 0
+    with untouched(model, batch_stats=batch_stats), torch.enable_grad():
+        for x, y in batches:
+            output = model(x)
+            value = loss(output, y)
+            n = len(output)
+            loss_gradient = n * flat_gradient(value, parameters, retain_graph=True) + loss_gradient
+            predictor_gradient = flat_gradient(output.sum(), parameters) + predictor_gradient
+            loss_sum += n * float(value.detach())
+            samples, outputs = samples + n, outputs + output.numel()
+    if samples == 0:
+        raise ValueError("Expected at least one sample, but the batches hold none.")
+    return rsc_from_sums(samples, loss_sum, loss_gradient, outputs, predictor_gradient)
+
+
+def rsc_from_sums(
+    samples: float, loss_sum: float, loss_gradient_sum: Tensor, outputs: float, predictor_gradient_sum: Tensor
+) -> RSC:
+    """The result from sums over samples (and over outputs), so that batches and processes can be added up first."""
+    loss = loss_sum / samples
+    grad_norm_sq = float((loss_gradient_sum / samples).square().sum())
+    ratio = grad_norm_sq / loss if loss != 0 else float("nan")
+    return RSC(loss, grad_norm_sq, ratio, float((predictor_gradient_sum / outputs).square().sum()))
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters θ: everything that requires a gradient, tied ones once.
+
+    Raises:
+        ValueError: if all of them are frozen.
+    """
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError(
+            f"Expected a trainable parameter, but every parameter of {type(model).__name__} has requires_grad=False."
+        )
+    return parameters
+
+
+def flat_gradient(value: Tensor, parameters: dict[str, nn.Parameter], *, retain_graph: bool = False) -> Tensor:
+    """∇value as one float64 vector (p,), zero for parameters that do not enter; ``.grad`` is not used.
+
+    Sums of many gradients are taken in float64 whatever the model's dtype: they must not depend on the split.
+    """
+    if value.numel() != 1:
+        raise ValueError(f"Expected a scalar to differentiate, but got a tensor of shape {tuple(value.shape)}.")
+    if not value.requires_grad:
+        raise ValueError(
+            "Expected a value that depends on a trainable parameter, but it has no graph. Look for detach(), item() or"
+            " torch.no_grad() on the way from the model's output."
+        )
+    gradients = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True, retain_graph=retain_graph)
+    # Apple's GPUs have no float64.
+    dtype = torch.float32 if value.device.type == "mps" else torch.float64
+    flat = [
+        (torch.zeros_like(p) if gradient is None else gradient).detach().reshape(-1).to(value.device, dtype)
+        for gradient, p in zip(gradients, parameters.values())
+    ]
+    return torch.cat(flat)

@@ -1,0 +1,63 @@
+"""The function that is measured, and the promise that measuring it changes nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from lightning_normtheory.rng import isolated_rng
+from lightning_normtheory.snapshot import Snapshot
+
+__all__ = ["untouched"]
+
+
+@contextmanager
+def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 0) -> Iterator[None]:
+    """Inside: the deterministic function that is trained. Afterwards: the model as it was, to the last bit.
+
+    Dropout and every other layer that behaves differently in training is switched off, except for the layers that
+    normalise with statistics of the batch.
+
+    Args:
+        model: its parameters, buffers, ``.grad``, train/eval flags and python attributes are restored on exit, and so
+            are the random generators of python, numpy and torch. Inside, ``.grad`` is empty.
+        batch_stats: ``True``: BatchNorm uses the statistics of the batch; ``False``: the running statistics;
+            ``None``: each BatchNorm keeps its own train/eval flag.
+        seed: of the private randomness inside.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.Dropout(0.5))
+        >>> x = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+        >>> with untouched(model, batch_stats=True):
+        ...     model(x).round().tolist()
+        [[-1.0, -1.0], [1.0, 1.0]]
+        >>> int(model[0].num_batches_tracked), model[1].training
+        (0, True)
+    """
+    snapshot = Snapshot(model)
+    with isolated_rng(seed):
+        try:
+            for parameter in model.parameters():
+                parameter.grad = None
+            _set_modes(model, batch_stats)
+            yield
+        finally:
+            snapshot.restore()
+
+
+def _set_modes(model: nn.Module, batch_stats: bool | None) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase):
+            if batch_stats is False and module.running_mean is None:
+                raise ValueError(
+                    f"batch_stats=False needs running statistics, but {type(module).__name__} {name!r} keeps none"
+                    " (track_running_stats=False). Use batch_stats=True or None."
+                )
+            module.training = module.training if batch_stats is None else batch_stats
+        elif isinstance(module, nn.RNNBase):
+            # cuDNN has no backward pass for recurrent layers in eval mode: silence their dropout instead.
+            module.dropout, module.training = 0.0, True
+        else:
+            module.training = False
