@@ -19,6 +19,7 @@ from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.host import HostCallback
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.snapshot import Snapshot
 
 __all__ = ["DiagnosticCallback"]
 
@@ -89,6 +90,9 @@ class DiagnosticCallback(HostCallback):
 
     # -- fit start: everything that is wrong with the set-up is said here --------------------------------------------
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._resumed = False  # a checkpoint is loaded after this hook
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = False
         self._warned.clear()
@@ -118,34 +122,33 @@ class DiagnosticCallback(HostCallback):
             raise ValueError(f"Expected a training_step that takes a batch, but it takes dataloader_iter. {remedy}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = True
         if self._needs_probe:
             self.probe.prepare(trainer)
-            if not self.probe.collecting:
-                self._begin(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._needs_probe and self.probe.collecting:
-            first = not self.probe.batches(0, 1)
+        if not self._needs_probe:
+            return
+        if self.probe.collecting:
             self.probe.collect(batch, trainer.world_size)
-            if first:
-                self._view(trainer, pl_module).try_out()
+        if not self._started:
+            # Not earlier: a training_step may need what the module prepares in its own start hooks.
+            self._started = True
+            self._begin(self._view(trainer, pl_module))
 
-    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        view = self._view(trainer, pl_module)
+    def _begin(self, view: View) -> None:
         view.try_out()
-        if not self._resumed:
+        if not self._resumed and not self.probe.collecting:
             for diagnostic in self._active:
                 self._guarded(diagnostic, lambda d: d.start(view))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.probe.release()
         # Lightning skips a fit without batches, and with it every hook between on_fit_start and this one.
-        if not self._started and self._needs_probe and trainer.limit_train_batches != 0:
+        if self._needs_probe and trainer.num_training_batches == 0 and trainer.limit_train_batches != 0:
             raise ValueError(
                 "Expected a training loader with at least one batch, but it is empty: nothing was trained and nothing"
                 " measured. Check the dataset's length and drop_last."
             )
-        self._resumed = False
 
     # -- every n-th epoch ----------------------------------------------------------------------------------------------
 
@@ -191,8 +194,11 @@ class DiagnosticCallback(HostCallback):
         return f"{self.prefix}_layers/{layer}" if layer != name else f"{self.prefix}/{name}"
 
     def _write(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        # In every process, since a metric of the user's may have to be summed over them.
-        everything = trainer.callback_metrics
+        # In every process, since a metric of the user's may have to be summed over them; and the metric must not
+        # remember that it was asked.
+        before = Snapshot(trainer.lightning_module, arrays=False)
+        everything = dict(trainer.callback_metrics)
+        before.restore()
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
@@ -242,7 +248,7 @@ class DiagnosticCallback(HostCallback):
             "every_n_epochs": self.every_n_epochs,
             "loss": _function_name(self.loss, "training_step"),
             "predict": _function_name(self.predict, "forward"),
-            "batch_stats": self.batch_stats,
+            "batch_stats": {None: "as trained", True: "batch", False: "running"}[self.batch_stats],
             "prefix": self.prefix,
             "on_error": self.on_error,
         }

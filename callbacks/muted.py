@@ -32,9 +32,9 @@ def muted(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
     """Inside, ``self.log``, the trainer's loggers and a direct ``wandb.log`` go nowhere."""
     with ExitStack() as stack:
         for module in pl_module.modules():
-            for name in ("log", "log_dict"):
-                if hasattr(module, "log_dict"):  # a LightningModule of either package, also as a submodule
-                    stack.enter_context(patch.dict(vars(module), {name: _ignore}))
+            if hasattr(module, "log_dict"):  # a LightningModule of either package, also as a submodule
+                stack.enter_context(patch.object(module, "log", _ignore))
+                stack.enter_context(patch.object(module, "log_dict", _ignore))
         loggers = trainer.loggers
         trainer.loggers = [_Silence() for _ in loggers]  # type: ignore[misc]
         stack.callback(setattr, trainer, "loggers", loggers)

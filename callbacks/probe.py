@@ -80,17 +80,18 @@ class Probe:
         if source is self._source:
             return  # another callback that shares this probe was here
         self._source = source
+        restored, self._restored = self._restored, False
         loaders, structure = tree_flatten(trainer.train_dataloader)
         if not all(_has_index(loader) for loader in loaders):
             self._chunks = []
-            self.collecting = not (self._restored and self._batches)
+            self.collecting = not (restored and self._batches)
             if self.collecting:
                 self._batches = []
             return
         self.collecting = False
         sequential = getattr(source, "_mode", None) == "sequential"
         share = -(-self.samples // len(loaders)) if sequential else self.samples
-        if not (self._restored and self._fits(loaders)):
+        if not (restored and self._fits(loaders)):
             self._chunks = [_draw(loader, share, self.seed) for loader in loaders]
         read = [list(_read(loader, chunks, self.seed)) for loader, chunks in zip(loaders, self._chunks)]
         if sequential:
@@ -113,6 +114,10 @@ class Probe:
             self.collecting = False
             return
         self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
+
+    def release(self) -> None:
+        """Let go of the training loader; the samples stay."""
+        self._source = None
 
     def batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
         """What this process measures: every ``world_size``-th batch, or its own copies of passing batches."""

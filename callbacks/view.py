@@ -20,6 +20,7 @@ from lightning_normtheory.untouched import untouched
 __all__ = ["BatchFunction", "View", "default_predict", "training_step_loss"]
 
 BatchFunction = Callable[[Any, Any], Tensor]
+_RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a tensor (samples, outputs)"}
 
 
 class View:
@@ -76,13 +77,24 @@ class View:
         return metric.compute()
 
     def try_out(self) -> None:
-        """Run loss and predictor on the first batch, so that a mistake shows before an epoch is spent."""
+        """Run loss and predictor on the first batch, so that a mistake shows before an epoch is spent.
+
+        Raises:
+            ValueError: that names the remedy. Running out of memory is no mistake of the set-up: it is reported later.
+        """
         with self._measuring(), torch.no_grad():
             for batch in self._batches[:1]:
-                loss = self._loss_of(batch, 0)
-                if loss.numel() != 1:
-                    raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
-                self._predict_on(batch)
+                for argument, action in (("loss", lambda b: self._loss_of(b, 0)), ("predict", self._predict_on)):
+                    try:
+                        action(batch)
+                    except (torch.cuda.OutOfMemoryError, MemoryError):
+                        return
+                    except Exception as error:
+                        raise ValueError(
+                            f"The {argument} of a probe batch ({describe(batch.data)}) could not be computed: "
+                            f"{type(error).__name__}: {error}\nIf the model itself is right, pass {argument}=, a function"
+                            f" of the module and a batch that returns {_RETURNS[argument]}."
+                        ) from error
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
@@ -114,17 +126,18 @@ class View:
 
     def _loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
         data = self._on_device(batch)
-        if self._loss is not None:
-            return self._loss(self.model, data)
-        return training_step_loss(self.model, data, index, batch.loader)
+        if self._loss is None:
+            loss = training_step_loss(self.model, data, index, batch.loader)
+        else:
+            loss = self._loss(self.model, data)
+        if loss.numel() != 1:
+            raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
+        return loss
 
     def _predict_on(self, batch: ProbeBatch) -> Tensor:
         output = self._predict(self.model, self._on_device(batch))
         if not isinstance(output, Tensor):
-            raise TypeError(
-                f"Expected the predictor to return a tensor (samples, outputs), but got {describe(output)}. Pass "
-                "predict=, a function of the module and a batch that returns that tensor."
-            )
+            raise TypeError(f"Expected a tensor (samples, outputs), but got {describe(output)}.")
         return output
 
     def _on_device(self, batch: ProbeBatch) -> Any:
@@ -147,7 +160,7 @@ def default_predict(module: LightningModule, batch: Any) -> Tensor:
     if not isinstance(x, Tensor):
         raise ValueError(
             "Expected a batch that is the input tensor, or a tuple or list that begins with it, but got "
-            f"{describe(batch)}. Pass predict=, for example predict=lambda module, batch: module(batch['image'])."
+            f"{describe(batch)}. Say where the input is: predict=lambda module, batch: module(batch['image'])."
         )
     return module(x)
 
@@ -165,7 +178,6 @@ def training_step_loss(module: LightningModule, batch: Any, batch_idx: int, data
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):
         raise TypeError(
-            "Expected training_step to return the loss, or a dict with the key 'loss', but got "
-            f"{describe(result)}. Pass loss=, a function of the module and a batch that returns the mean loss."
+            f"Expected training_step to return the loss, or a dict with the key 'loss', but got {describe(result)}."
         )
     return loss

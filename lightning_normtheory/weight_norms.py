@@ -53,7 +53,8 @@ def normalized_layers(model: nn.Module) -> NormalizedLayers:
         module = model.get_submodule(layer)
         if module not in already:
             weights.append(NormalizedWeight(public_name(layer), "batch_norm", module, batch_norms=tuple(batch_norms)))
-    return NormalizedLayers(tuple(weights), unknown)
+    order = {module: position for position, module in enumerate(model.modules())}
+    return NormalizedLayers(tuple(sorted(weights, key=lambda weight: order[weight.module])), unknown)
 
 
 def weight_norms(model: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""Stock training recipes, run with the command ``normtheory``."""

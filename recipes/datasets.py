@@ -1,0 +1,53 @@
+"""The data of the recipes."""
+
+from importlib.resources import files
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+__all__ = ["FashionMNISTSlice"]
+
+
+class FashionMNISTSlice(pl.LightningDataModule):
+    """2000 training and 500 validation images of Fashion-MNIST that come with this package.
+
+    Each image is a vector of unit norm, as the theorems of WN assume their inputs.
+
+    Args:
+        batch_size: of both loaders.
+        limit: use only the first so many training images.
+
+    Example:
+        >>> data = FashionMNISTSlice(batch_size=100)
+        >>> data.setup("fit")
+        >>> x, y = next(iter(data.val_dataloader()))
+        >>> x.shape, float(x.norm(dim=1).sub(1).abs().max()) < 1e-6
+        (torch.Size([100, 784]), True)
+    """
+
+    def __init__(self, batch_size: int = 100, limit: int | None = None) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.limit = limit
+
+    def setup(self, stage: str) -> None:
+        with files(__package__).joinpath("data/fashion_mnist_slice.npz").open("rb") as file:
+            arrays = np.load(file)
+            train, test = (
+                TensorDataset(_unit_norm(arrays[f"x_{part}"]), torch.from_numpy(arrays[f"y_{part}"].astype(np.int64)))
+                for part in ("train", "test")
+            )
+        self.train = torch.utils.data.Subset(train, range(min(self.limit or len(train), len(train))))
+        self.val = test
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train, batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.val, batch_size=self.batch_size)
+
+
+def _unit_norm(images: np.ndarray) -> torch.Tensor:
+    return torch.nn.functional.normalize(torch.from_numpy(images).flatten(1).float())
