@@ -28,13 +28,11 @@ class ProbeBatch:
         data: the batch, on the CPU.
         samples: how many samples are in it.
         transferred: whether the module's batch-transfer hooks have seen it already.
-        loader: the index of the loader it comes from, for loaders that are trained on one after the other.
     """
 
     data: Any
     samples: int
     transferred: bool = False
-    loader: int = 0
 
 
 class Probe:
@@ -89,18 +87,14 @@ class Probe:
                 self._batches = []
             return
         self.collecting = False
-        sequential = getattr(source, "_mode", None) == "sequential"
-        share = -(-self.samples // len(loaders)) if sequential else self.samples
         if not (restored and self._fits(loaders)):
-            self._chunks = [_draw(loader, share, self.seed) for loader in loaders]
+            self._chunks = [_draw(loader, self.samples, self.seed) for loader in loaders]
         read = [list(_read(loader, chunks, self.seed)) for loader, chunks in zip(loaders, self._chunks)]
-        if sequential:
-            self._batches = [ProbeBatch(*batch, loader=i) for i, batches in enumerate(read) for batch in batches]
-        else:
-            self._batches = [
-                ProbeBatch(tree_unflatten([batches[i % len(batches)][0] for batches in read], structure), samples)
-                for i, (_, samples) in enumerate(read[0])
-            ]
+        # Several loaders give one batch of batches; the first of them counts the samples, shorter ones start again.
+        self._batches = [
+            ProbeBatch(tree_unflatten([batches[i % len(batches)][0] for batches in read], structure), samples)
+            for i, (_, samples) in enumerate(read[0])
+        ]
         if sum(batch.samples for batch in self._batches) == 0:
             raise ValueError(
                 "Expected a training set with samples to measure on, but the training loader's dataset is empty. "
@@ -207,7 +201,8 @@ def _draw(loader: DataLoader, samples: int, seed: int) -> Chunks:
     size = _batch_size(loader)
     chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
     if len(chunks) > 1 and len(chunks[-1]) == 1:
-        chunks[-2] += chunks.pop()
+        lonely = chunks.pop()
+        chunks[-1] += lonely
     return chunks
 
 

@@ -127,7 +127,7 @@ class View:
     def _loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
         data = self._on_device(batch)
         if self._loss is None:
-            loss = training_step_loss(self.model, data, index, batch.loader)
+            loss = training_step_loss(self.model, data, index)
         else:
             loss = self._loss(self.model, data)
         if loss.numel() != 1:
@@ -146,8 +146,8 @@ class View:
         if batch.transferred:
             return self.trainer.strategy.batch_to_device(data) if self.model.device.type != "cpu" else data
         data = self.trainer.precision_plugin.convert_input(data)
-        data = self.model._on_before_batch_transfer(data, dataloader_idx=batch.loader)
-        return self.trainer.strategy.batch_to_device(data, dataloader_idx=batch.loader)
+        data = self.model._on_before_batch_transfer(data, dataloader_idx=0)
+        return self.trainer.strategy.batch_to_device(data, dataloader_idx=0)
 
 
 def default_predict(module: LightningModule, batch: Any) -> Tensor:
@@ -165,15 +165,11 @@ def default_predict(module: LightningModule, batch: Any) -> Tensor:
     return module(x)
 
 
-def training_step_loss(module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+def training_step_loss(module: LightningModule, batch: Any, batch_idx: int) -> Tensor:
     """The loss that the module's own `training_step` returns, regularisers included."""
     names = inspect.signature(module.training_step).parameters
     variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in names.values())
-    arguments: list[Any] = [batch]
-    if len(names) > 1 or variadic:  # as Lightning decides it
-        arguments.append(batch_idx)
-    if "dataloader_idx" in names:
-        arguments.append(dataloader_idx)
+    arguments = (batch, batch_idx) if len(names) > 1 or variadic else (batch,)  # as Lightning decides it
     result = module.training_step(*arguments)
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,14 @@ def _fit(config: Path, options: list[str]) -> Any:
         def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
             folder = record.folder(trainer)
             folder.mkdir(parents=True, exist_ok=True)
-            self.parser.save(self.config, str(folder / "config.yaml"), skip_none=False, overwrite=True, multifile=False)
+            self.parser.save(self.config, str(folder / "config.yaml"), overwrite=True, multifile=False)
 
+    # sys.argv stays as it is, since Lightning starts further processes with it.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     cli = LightningCLI(
         args=["fit", "--config", str(config), *options],
         save_config_callback=SaveConfig,
         save_config_kwargs={"save_to_log_dir": False},
-        parser_kwargs={"fit": {"prog": f"normtheory run {config.stem}"}},
     )
     return cli.trainer
 

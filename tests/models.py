@@ -1,0 +1,126 @@
+"""The table of plain torch models that the quantities of the theory floor are tried on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import weight_norm as hook_weight_norm
+from torch.nn.utils.parametrizations import weight_norm as parametrized_weight_norm
+
+# PyTorch's two forms of WeightNorm.
+WEIGHT_NORM_FORMS = {"hook": hook_weight_norm, "parametrized": parametrized_weight_norm}
+
+
+class Graph(nn.Module):
+    """Layers by name and a function ``forward(layers, x)`` that connects them."""
+
+    def __init__(self, connect: Callable, **layers: nn.Module) -> None:
+        super().__init__()
+        self.connect = connect
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x):
+        return self.connect(self, x)
+
+
+def tie(first: nn.Module, *others: nn.Module) -> nn.Module:
+    """Let all layers share the weight of the first."""
+    for other in others:
+        other.weight = first.weight
+    return first
+
+
+def freeze(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False)
+
+
+def direction(layer: nn.Module, name: str = "weight") -> Tensor:
+    """v of a WeightNorm, in either form."""
+    if hasattr(layer, name + "_v"):
+        return getattr(layer, name + "_v")
+    return layer.parametrizations[name].original1
+
+
+def weight_norm_mlp(form: str, dim: int | None = 0) -> nn.Module:
+    normalize = partial(WEIGHT_NORM_FORMS[form], dim=dim)
+    return nn.Sequential(normalize(nn.Linear(4, 6)), nn.Tanh(), normalize(nn.Linear(6, 3)))
+
+
+def tied_mlp() -> nn.Module:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+    tie(first, second)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(4, 3))
+
+
+def batch_norm_mlp() -> nn.Module:
+    """With running statistics that are not those of any batch."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    nn.init.uniform_(model[1].running_mean, -1.0, 1.0)
+    nn.init.uniform_(model[1].running_var, 0.5, 2.0)
+    return model
+
+
+def batch_norm_conv() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A row of the table.
+
+    Attributes:
+        build: makes the model, the same one every time (`make` seeds it).
+        shape: of one input.
+        outputs: of one output; () where the model returns one number per sample.
+        coupled: whether samples see each other in training mode (BatchNorm).
+    """
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (4,)
+    outputs: tuple[int, ...] = (3,)
+    coupled: bool = False
+
+    def make(self, dtype: torch.dtype = torch.float64) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return self.build().to(dtype)
+
+    def data(self, n: int = 7, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(n, *self.shape, generator=generator, dtype=torch.float64)
+        y = torch.randn(n, *self.outputs, generator=generator, dtype=torch.float64)
+        return x.to(dtype), y.to(dtype)
+
+    def labels(self, n: int = 7) -> Tensor:
+        return torch.arange(n) % self.outputs[0]
+
+
+MODELS = {
+    "mlp": Model(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))),
+    "conv": Model(
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 3)), (2, 5, 5)
+    ),
+    "transposed-conv": Model(
+        lambda: nn.Sequential(nn.ConvTranspose1d(2, 4, 2, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)), (2, 3)
+    ),
+    **{
+        f"wn-{form}-dim-{dim}": Model(partial(weight_norm_mlp, form, dim))
+        for form in WEIGHT_NORM_FORMS
+        for dim in (0, 1, None)
+    },
+    "bn": Model(batch_norm_mlp, coupled=True),
+    "bn-conv": Model(batch_norm_conv, (2, 5, 5), coupled=True),
+    "layer-norm": Model(lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.SiLU(), nn.Linear(6, 3))),
+    "tied": Model(tied_mlp),
+    "frozen": Model(lambda: nn.Sequential(freeze(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3))),
+    "unused": Model(lambda: Graph(lambda m, x: m.used(x).tanh(), used=nn.Linear(4, 3), unused=nn.Linear(5, 2))),
+    "matrix-output": Model(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Unflatten(1, (2, 3))), outputs=(2, 3)),
+    "number-output": Model(lambda: nn.Sequential(nn.Linear(4, 1), nn.Tanh(), nn.Flatten(0)), outputs=()),
+    "lstm": Model(
+        lambda: Graph(lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=nn.LSTM(2, 4, batch_first=True), head=nn.Linear(4, 3)),
+        (5, 2),
+    ),
+}

@@ -1,0 +1,92 @@
+"""Two processes give the numbers of one."""
+
+import math
+import warnings
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from lit import Classifier, Stream, loader, rows, tensors, trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_normtheory.callbacks import NormTheory, RSCRatio
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot distribute")
+
+
+class StandingStill(Classifier):
+    """A learning rate of zero: the weights, and so the numbers, do not depend on how the data are shared out."""
+
+    def __init__(self, net):
+        torch.manual_seed(0)
+        super().__init__(net, lr=0.0)
+
+
+def measure(folder, devices, net, batch_size, **arguments):
+    data = DataLoader(TensorDataset(tensors(48)[0].double(), tensors(48)[1]), batch_size)
+    strategy = {"strategy": "ddp_fork", "devices": devices} if devices > 1 else {}
+    fit = trainer([NormTheory(on_error="raise", **arguments)], max_epochs=2, default_root_dir=folder, **strategy)
+    fit.fit(StandingStill(net).double(), data)
+    return rows(folder)
+
+
+@pytest.mark.parametrize(("net", "batch_size"), [("bn", 8), ("wn", 48)], ids=["several batches", "one batch, idle rank"])
+def test_two_processes_give_the_numbers_of_one(tmp_path, net, batch_size):
+    arguments = {"batch_stats": False}  # running statistics change with what each process has seen
+    if net == "bn":
+        arguments = {"batch_stats": True}
+    one = measure(tmp_path / "one", 1, net, batch_size, **arguments)
+    two = measure(tmp_path / "two", 2, net, batch_size, **arguments)
+    assert sorted(two) == [0, 1]
+    for name, value in one[1].items():
+        if "seconds" not in name:
+            assert two[1][name] == pytest.approx(value, rel=1e-12), name
+
+
+class FailsOnRankOne:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, module, batch):
+        self.calls += 1
+        if self.calls > 1 and module.global_rank == 1:
+            raise RuntimeError("only here")
+        return module(batch[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_failure_in_one_process_is_a_nan_in_both_and_no_deadlock(tmp_path):
+    callback = RSCRatio(predict=FailsOnRankOne())
+    fit = trainer([callback], max_epochs=2, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+    fit.fit(StandingStill("wn"), loader())
+    assert [math.isnan(row["normtheory/rsc_ratio"]) for row in rows(tmp_path).values()] == [True, True]
+
+
+def test_an_iterable_dataset_in_two_processes(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        callback = RSCRatio(on_error="raise", probe=20)
+        fit = trainer([callback], max_epochs=1, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+        fit.fit(StandingStill("wn"), DataLoader(Stream(), 5))
+    assert math.isfinite(rows(tmp_path)[0]["normtheory/rsc_ratio"])
+
+
+class Fingerprint(pl.Callback):
+    """Writes the weights that the first process ends with."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_end(self, trainer, pl_module):
+        if trainer.is_global_zero:
+            torch.save(pl_module.state_dict(), self.path)
+
+
+def test_training_in_two_processes_is_not_disturbed(tmp_path):
+    for name, ours in (("bare", []), ("watched", [NormTheory(on_error="raise")])):
+        pl.seed_everything(0)
+        callbacks = [*ours, Fingerprint(tmp_path / name)]
+        fit = trainer(callbacks, max_epochs=2, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+        fit.fit(Classifier("bn-dropout"), loader(48))
+    bare, watched = (torch.load(tmp_path / name) for name in ("bare", "watched"))
+    assert all(torch.equal(bare[key], watched[key]) for key in bare)

@@ -1,0 +1,124 @@
+"""Traps of torch that the library works around. A failure here says that torch has changed, and what can go."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from models import WEIGHT_NORM_FORMS, direction, hook_weight_norm, parametrized_weight_norm
+from torch import nn
+
+FORMS = pytest.mark.parametrize("form", WEIGHT_NORM_FORMS)
+
+
+def test_functional_call_on_a_parametrized_weight_overwrites_the_direction():
+    layer = parametrized_weight_norm(nn.Linear(3, 2))
+    v = direction(layer).detach().clone()
+    substitute = torch.ones(2, 3)
+    torch.func.functional_call(layer, {"weight": substitute}, torch.ones(1, 3))
+    assert not torch.equal(direction(layer), v)
+    # The direction is now the substitute itself, while the effective weight looks as before: nobody notices.
+    assert torch.equal(direction(layer), substitute)
+
+
+def test_functional_call_on_the_originals_leaves_the_direction_alone():
+    layer = parametrized_weight_norm(nn.Linear(3, 2))
+    v = direction(layer)
+    before = v.detach().clone()
+    torch.func.functional_call(layer, {"parametrizations.weight.original1": torch.ones(2, 3)}, torch.ones(1, 3))
+    assert direction(layer) is v
+    assert torch.equal(v, before)
+
+
+def test_deepcopy_fails_on_the_hook_form_only():
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(hook_weight_norm(nn.Linear(3, 2)))
+    layer = parametrized_weight_norm(nn.Linear(3, 2))
+    assert torch.equal(direction(copy.deepcopy(layer)), direction(layer))
+
+
+def test_pickle_fails_on_the_parametrized_form_only():
+    with pytest.raises(RuntimeError, match="state_dict"):
+        pickle.dumps(parametrized_weight_norm(nn.Linear(3, 2)))
+    layer = hook_weight_norm(nn.Linear(3, 2))
+    layer.weight = layer.weight.detach()  # the hook's own result is no leaf, which pickles; its graph does not
+    assert torch.equal(pickle.loads(pickle.dumps(layer)).weight_v, layer.weight_v)
+
+
+@FORMS
+@pytest.mark.parametrize("dim", [None, -1])
+def test_dim_minus_one_means_all_axes_and_gives_one_length(form, dim):
+    layer = WEIGHT_NORM_FORMS[form](nn.Linear(3, 2), dim=dim)
+    g = layer.weight_g if form == "hook" else layer.parametrizations.weight.original0
+    assert g.shape == ()
+    torch.testing.assert_close(g, direction(layer).norm())
+
+
+@FORMS
+@pytest.mark.parametrize(("dim", "shape"), [(0, (4, 1, 1)), (1, (1, 3, 1)), (2, (1, 1, 5))])
+def test_length_has_one_entry_per_index_of_dim(form, dim, shape):
+    layer = WEIGHT_NORM_FORMS[form](nn.Conv1d(3, 4, 5), dim=dim)
+    g = layer.weight_g if form == "hook" else layer.parametrizations.weight.original0
+    assert g.shape == shape
+
+
+@FORMS
+def test_a_zero_direction_gives_nan(form):
+    layer = WEIGHT_NORM_FORMS[form](nn.Linear(3, 2))
+    direction(layer).data.zero_()
+    assert layer(torch.ones(1, 3)).isnan().all()
+
+
+@FORMS
+def test_first_derivative_of_weight_norm_is_exact(form):
+    torch.manual_seed(0)
+    layer = WEIGHT_NORM_FORMS[form](nn.Linear(3, 2, bias=False).double())
+    x = torch.randn(5, 3, dtype=torch.float64)
+    v = direction(layer)
+    g = layer.weight_g if form == "hook" else layer.parametrizations.weight.original0
+    (actual,) = torch.autograd.grad(layer(x).tanh().sum(), v)
+    (expected,) = torch.autograd.grad((x @ (g * v / v.norm(dim=1, keepdim=True)).t()).tanh().sum(), v)
+    torch.testing.assert_close(actual, expected, rtol=1e-13, atol=1e-14)
+
+
+def test_momentum_zero_still_counts_batches():
+    layer = nn.BatchNorm1d(2, momentum=0.0)
+    layer(torch.randn(4, 2))
+    assert layer.running_mean.tolist() == [0.0, 0.0]
+    assert int(layer.num_batches_tracked) == 1
+
+
+def test_running_variance_is_unbiased_and_the_normalising_one_is_not():
+    layer = nn.BatchNorm1d(1, momentum=1.0, eps=1e-20, affine=False)
+    output = layer(torch.tensor([[1.0], [5.0]]))
+    assert float(layer.running_var) == 8.0  # (4 + 4)/(2 − 1)
+    assert output.flatten().tolist() == [-1.0, 1.0]  # (x − 3)/√4, not /√8
+
+
+def test_training_refuses_eps_zero():
+    # Why the oracle of scale invariance uses a tiny eps. Older versions of torch accept zero.
+    layer = nn.BatchNorm1d(1, eps=0.0)
+    try:
+        output = layer(torch.tensor([[1.0], [5.0]]))
+    except ValueError as error:
+        assert "eps" in str(error)
+    else:
+        assert output.flatten().tolist() == [-1.0, 1.0]
+
+
+def test_hook_form_replaces_the_weight_in_every_forward_pass():
+    layer = hook_weight_norm(nn.Linear(3, 2))
+    before = layer.weight
+    layer(torch.ones(1, 3))
+    assert layer.weight is not before
+    assert "weight" not in dict(layer.named_parameters())
+
+
+def test_setting_requires_grad_leaves_the_gradient_in_place():
+    # An optimizer still applies it: a diagnostic that clears .grad of a frozen parameter changes the training.
+    layer = nn.Linear(2, 2)
+    layer(torch.ones(1, 2)).sum().backward()
+    layer.requires_grad_(False)
+    before = layer.weight.detach().clone()
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+    assert not torch.equal(layer.weight, before)
