@@ -6,11 +6,11 @@ import math
 import platform
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, ClassVar, Literal
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning import __version__ as lightning_version
 from pytorch_lightning.utilities import rank_zero_warn
 
 import lightning_normtheory
@@ -199,7 +199,7 @@ class DiagnosticCallback(HostCallback):
         before = Snapshot(trainer.lightning_module, arrays=False)
         everything = dict(trainer.callback_metrics)
         before.restore()
-        if not trainer.is_global_zero or trainer.fast_dev_run:
+        if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
         try:
@@ -231,7 +231,9 @@ class DiagnosticCallback(HostCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        changed = {k: (v, self._settings()[k]) for k, v in state_dict["settings"].items() if v != self._settings().get(k)}
+        changed = {
+            k: (v, self._settings()[k]) for k, v in state_dict["settings"].items() if v != self._settings().get(k)
+        }
         for name, (before, now) in changed.items():
             rank_zero_warn(f"{type(self).__name__}: {name} was {before!r} in the checkpoint and is {now!r} now.")
         if state_dict["probe"] is not None:
@@ -265,7 +267,7 @@ def _versions() -> Mapping[str, str]:
     return {
         "lightning_normtheory": lightning_normtheory.__version__,
         "torch": torch.__version__,
-        "lightning": lightning_version,
+        "lightning": version("pytorch-lightning"),
         "python": platform.python_version(),
     }
 

@@ -92,8 +92,8 @@ class View:
                     except Exception as error:
                         raise ValueError(
                             f"The {argument} of a probe batch ({describe(batch.data)}) could not be computed: "
-                            f"{type(error).__name__}: {error}\nIf the model itself is right, pass {argument}=, a function"
-                            f" of the module and a batch that returns {_RETURNS[argument]}."
+                            f"{type(error).__name__}: {error}\nIf the model itself is right, pass {argument}=, a "
+                            f"function of the module and a batch that returns {_RETURNS[argument]}."
                         ) from error
 
     @contextmanager
@@ -103,13 +103,15 @@ class View:
         Without the agreement at the end, a process that failed would leave the others waiting in the next sum.
         """
         error: Exception | None = None
-        batch_stats = self._batch_stats
-        precision = self.trainer.precision_plugin.forward_context()
-        full = torch.autocast(self.model.device.type, enabled=False)
         try:
-            with muted(self.trainer, self.model), untouched(self.model, batch_stats=batch_stats), precision, full:
-                with torch.enable_grad():
-                    yield
+            with (
+                muted(self.trainer, self.model),
+                untouched(self.model, batch_stats=self._batch_stats),
+                self.trainer.precision_plugin.forward_context(),
+                torch.autocast(self.model.device.type, enabled=False),  # mixed precision has the weights in full
+                torch.enable_grad(),
+            ):
+                yield
         except Exception as caught:  # noqa: BLE001  # handed on below, in every process
             error = caught
         failures = float(self._add_up(torch.tensor([float(error is not None)])))
@@ -122,14 +124,11 @@ class View:
         """The sum over all processes."""
         if self.trainer.world_size == 1:
             return values
-        return self.trainer.strategy.reduce(values.to(self.model.device), reduce_op="sum")  # type: ignore[return-value]
+        return self.trainer.strategy.reduce(values.to(self.model.device), reduce_op="sum")
 
     def _loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
         data = self._on_device(batch)
-        if self._loss is None:
-            loss = training_step_loss(self.model, data, index)
-        else:
-            loss = self._loss(self.model, data)
+        loss = self._loss(self.model, data) if self._loss else training_step_loss(self.model, data, index)
         if loss.numel() != 1:
             raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
         return loss

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_normtheory.layers import batch_norm_layers, public_name
 from lightning_normtheory.untouched import untouched
@@ -32,16 +33,11 @@ def batchnorm_factors(model: nn.Module, x: Any = None) -> dict[str, Tensor]:
     """
     layers = {public_name(path): module for path, module in batch_norm_layers(model).items()}
     if x is None:
-        without = [name for name, module in layers.items() if module.running_var is None]
-        if without:
-            raise ValueError(
-                f"Expected running statistics, but the BatchNorm {without[0]!r} keeps none. Pass a batch x instead."
-            )
-        return {name: (module.running_var + module.eps).sqrt() for name, module in layers.items()}
+        return {name: _running(name, module) for name, module in layers.items()}
     factors: dict[str, Tensor] = {}
 
     def record(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def hook(module: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
             axes = [axis for axis in range(inputs[0].dim()) if axis != 1]
             factors[name] = (inputs[0].var(axes, correction=0) + module.eps).sqrt()
 
@@ -55,3 +51,9 @@ def batchnorm_factors(model: nn.Module, x: Any = None) -> dict[str, Tensor]:
         for handle in handles:
             handle.remove()
     return factors
+
+
+def _running(name: str, module: _BatchNorm) -> Tensor:
+    if module.running_var is None:
+        raise ValueError(f"Expected running statistics, but the BatchNorm {name!r} keeps none. Pass a batch x instead.")
+    return torch.sqrt(module.running_var + module.eps)

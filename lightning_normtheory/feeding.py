@@ -88,8 +88,9 @@ class _Tracer(fx.Tracer):
         return stock and not any(isinstance(inner, _BatchNorm) for inner in m.modules())
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
-        if hasattr(m, "_orig_mod"):  # torch.compile refuses to be traced; the module inside does not
-            return m._orig_mod(*args, **kwargs)
+        inner = m._modules.get("_orig_mod")
+        if inner is not None:  # torch.compile refuses to be traced; the module inside does not
+            return inner(*args, **kwargs)
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:  # noqa: BLE001  # any error of the user's code under symbolic values

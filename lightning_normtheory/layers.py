@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -77,7 +77,7 @@ def weight_norm_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor, Ten
         for name, chain in parametrizations.items():
             # Of several parametrizations only the first can take two tensors: WeightNorm is it, or is not there.
             if isinstance(chain, ParametrizationList) and isinstance(chain[0], _WeightNorm):
-                yield name, chain.original0, chain.original1
+                yield name, cast(Tensor, chain.original0), cast(Tensor, chain.original1)
 
 
 def _directions(g: Tensor, v: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def unit_vectors(module: nn.Module) -> Tensor:
         >>> unit_vectors(nn.ConvTranspose1d(4, 6, 3, groups=2)).shape
         torch.Size([6, 6])
     """
-    weight: Tensor = module.weight
+    weight = cast(Tensor, module.weight)
     if isinstance(module, _ConvTransposeNd):
         grouped = weight.unflatten(0, (module.groups, -1))  # (groups, in/groups, out/groups, …)
         return grouped.transpose(1, 2).flatten(0, 1).flatten(1)

@@ -40,7 +40,7 @@ def isolated_rng(seed: int = 0) -> Iterator[None]:
         random.seed(seed)
         if numpy_random is not None:
             numpy_random.seed(seed)
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         if cuda_states:
             torch.cuda.manual_seed_all(seed)
         yield

@@ -107,7 +107,9 @@ def flat_gradient(value: Tensor, parameters: dict[str, nn.Parameter], *, retain_
             "Expected a value that depends on a trainable parameter, but it has no graph. Look for detach(), item() or"
             " torch.no_grad() on the way from the model's output."
         )
-    gradients = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True, retain_graph=retain_graph)
+    gradients = torch.autograd.grad(
+        value.sum(), list(parameters.values()), allow_unused=True, retain_graph=retain_graph
+    )
     # Apple's GPUs have no float64.
     dtype = torch.float32 if value.device.type == "mps" else torch.float64
     flat = [

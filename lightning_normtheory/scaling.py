@@ -9,8 +9,8 @@ A layer's output is scaled by its own weight. The operations below are known to 
 scaled into tainted, which errs on the safe side: a scaling may be missed, never invented.
 """
 
-import operator
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import fx, nn
@@ -30,7 +30,8 @@ class Feeder(NamedTuple):
     biased: bool
 
 
-class Flow(NamedTuple):
+@dataclass(frozen=True)
+class Flow:
     """What is known of one value.
 
     Attributes:
@@ -42,7 +43,7 @@ class Flow(NamedTuple):
         unknown: where the channels come from that nothing scales.
     """
 
-    scaled: dict[int, Feeder] = {}
+    scaled: dict[int, Feeder] = field(default_factory=dict)
     tainted: frozenset[int] = frozenset()
     axis: int = 1
     ndim: int | None = None
@@ -60,10 +61,19 @@ _AFFINE_NAMES = frozenset({"contiguous", "clone", "interpolate", "max_pool1d", "
     f"adaptive_{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 2, 3)
 }
 # Commute with scaling only. Average pooling is here because of its zero padding.
-_HOMOGENEOUS_MODULES = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, _AvgPoolNd)
-_HOMOGENEOUS_NAMES = frozenset(
-    "relu relu_ leaky_relu prelu abs dropout dropout1d dropout2d dropout3d avg_pool1d avg_pool2d avg_pool3d".split()
+_HOMOGENEOUS_MODULES = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    _AvgPoolNd,
 )
+_HOMOGENEOUS_NAMES = frozenset({"relu", "relu_", "leaky_relu", "prelu", "abs", "dropout"}) | {
+    f"{kind}{n}d" for kind in ("dropout", "avg_pool") for n in (1, 2, 3)
+}
 # Pooling and resizing run over the axes behind the second: only channels on axis 1 stay apart.
 _SPATIAL = ("Pool", "pool", "Upsampl", "interpolate")
 
@@ -77,14 +87,13 @@ def enter_layer(path: str, module: nn.Module, inputs: Sequence[Flow]) -> Flow:
     if (raw is None and not normalized) or renormalized:
         return Flow({}, tainted | _parameter_ids(module), unknown=f"the weight of {path!r} is not a plain parameter")
     weight = id(normalized[0] if normalized else raw)
-    convolution = isinstance(module, _ConvNd)
-    shape: dict[str, Any] = {
-        "axis": 1 if convolution else -1,
-        "ndim": len(module.kernel_size) + 2 if convolution else inputs[0].ndim if isinstance(module, nn.Linear) else None,
-        "channels": next(
-            getattr(module, n) for n in ("out_channels", "out_features", "embedding_dim") if hasattr(module, n)
-        ),
-    }
+    shape: dict[str, Any]
+    if isinstance(module, _ConvNd):
+        shape = {"axis": 1, "ndim": len(module.kernel_size) + 2, "channels": module.out_channels}
+    elif isinstance(module, (nn.Linear, nn.Bilinear)):
+        shape = {"axis": -1, "ndim": inputs[0].ndim, "channels": module.out_features}
+    else:
+        shape = {"axis": -1, "channels": module.embedding_dim}
     if weight in tainted:
         return Flow({}, tainted, unknown=f"{path!r} is applied to values that depend on its own weight", **shape)
     return Flow({weight: Feeder(path, getattr(module, "bias", None) is not None)}, tainted, **shape)
@@ -105,7 +114,8 @@ def merge(flows: Sequence[Flow]) -> Flow:
     scaled = {weight: feeder for flow in flows for weight, feeder in flow.scaled.items() if weight not in tainted}
     known = [flow.channels for flow in flows if flow.channels is not None]
     leading = next((flow for flow in flows if flow.scaled), flows[0])
-    return leading._replace(
+    return replace(
+        leading,
         scaled=scaled,
         tainted=tainted,
         channels=sum(known) if len(known) == len(flows) else None,
@@ -143,7 +153,7 @@ def pass_operation(node: fx.Node, module: nn.Module | None, flows: dict[fx.Node,
         mixing = len(inputs) > 1
         reason = f"{name} mixes it with another value" if mixing else f"{name} does not commute with scaling"
         result = obstruct(inputs, reason)
-    return result if module is None else result._replace(tainted=result.tainted | _parameter_ids(module))
+    return result if module is None else replace(result, tainted=result.tainted | _parameter_ids(module))
 
 
 def _function_name(node: fx.Node) -> str:
@@ -170,7 +180,8 @@ def _without_biased(flow: Flow, name: str) -> Flow:
     if not biased:
         return flow
     layers = ", ".join(repr(flow.scaled[weight].layer) for weight in biased)
-    return flow._replace(
+    return replace(
+        flow,
         scaled={weight: feeder for weight, feeder in flow.scaled.items() if weight not in biased},
         tainted=flow.tainted | biased,
         unknown=f"{name} after the bias of {layers} does not commute with scaling",
@@ -186,7 +197,9 @@ def _argument(node: fx.Node, position: int, *names: str, default: Any = None) ->
 def _concatenate(node: fx.Node, inputs: list[Flow]) -> Flow | None:
     axis = _argument(node, 1, "dim", "axis", default=0)
     for flow in inputs:
-        same = axis == flow.axis or (flow.ndim is not None and isinstance(axis, int) and axis % flow.ndim == flow.axis % flow.ndim)
+        same = axis == flow.axis or (
+            flow.ndim is not None and isinstance(axis, int) and axis % flow.ndim == flow.axis % flow.ndim
+        )
         if flow.scaled and not same:
             return None
     return merge(inputs)
@@ -199,17 +212,19 @@ def _flatten(node: fx.Node, module: nn.Module | None, flow: Flow) -> Flow | None
         else (_argument(node, 1, "start_dim", default=0), _argument(node, 2, "end_dim", default=-1))
     )
     if (start, end) == (0, 1) and flow.axis == -1:
-        return flow._replace(ndim=None if flow.ndim is None else flow.ndim - 1)
+        return replace(flow, ndim=None if flow.ndim is None else flow.ndim - 1)
     if end != -1 or start < 1:
         return None
     # Every entry of the merged axis still belongs to one unit.
     unchanged = flow.ndim == start + 1
-    return flow._replace(
-        axis=1 if start == 1 else flow.axis, ndim=start + 1, channels=flow.channels if unchanged else None
+    return replace(
+        flow, axis=1 if start == 1 else flow.axis, ndim=start + 1, channels=flow.channels if unchanged else None
     )
 
 
 def _transpose(node: fx.Node, name: str, flow: Flow) -> Flow | None:
+    order: Any
+    ndim: int | None
     if name == "permute":
         order = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
         ndim = len(order)
@@ -225,7 +240,7 @@ def _transpose(node: fx.Node, name: str, flow: Flow) -> Flow | None:
         return None
     moved = [position % ndim for position in order].index(flow.axis % ndim)
     axis = {1: 1, ndim - 1: -1}.get(moved)
-    return None if axis is None else flow._replace(axis=axis, ndim=ndim)
+    return None if axis is None else replace(flow, axis=axis, ndim=ndim)
 
 
 def _spatial_mean(node: fx.Node, flow: Flow) -> Flow | None:
@@ -233,7 +248,7 @@ def _spatial_mean(node: fx.Node, flow: Flow) -> Flow | None:
     dims = [dims] if isinstance(dims, int) else list(dims or [])
     if flow.axis != 1 or flow.ndim is None or not dims or any(dim % flow.ndim < 2 for dim in dims):
         return None
-    return flow._replace(ndim=flow.ndim if _argument(node, 2, "keepdim", default=False) else flow.ndim - len(dims))
+    return replace(flow, ndim=flow.ndim if _argument(node, 2, "keepdim", default=False) else flow.ndim - len(dims))
 
 
 def _positive_number(arguments: tuple[Any, ...]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 __all__ = ["Snapshot"]
@@ -27,7 +28,7 @@ class Snapshot:
     """The state of ``roots`` at this moment; `restore` brings it back, keeping the identity of every object.
 
     Covered are attributes of objects, lists, dicts, sets, deques, tensors, numpy arrays and random generators, however
-    they are nested; parameters and buffers are attributes like any other. An object that was not changed is not written.
+    they are nested; parameters and buffers are attributes like any other. What was not changed is not written.
 
     Args:
         roots: where to start, usually one `torch.nn.Module`.
@@ -46,7 +47,7 @@ class Snapshot:
 
     def __init__(self, *roots: Any, arrays: bool = True) -> None:
         self._arrays = arrays
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         # The objects are kept alive until the end, so that an id stays the name of one object.
         self._seen: dict[int, Any] = {}
         # A walk with a stack of its own: user objects may be nested deeper than python's recursion limit.
@@ -79,7 +80,7 @@ class Snapshot:
         return ()
 
     def _remember_tensor(self, tensor: Tensor) -> Iterable[Any]:
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if is_lazy(tensor):
             return ()
         if tensor.is_leaf and tensor.requires_grad:
             gradient = tensor.grad

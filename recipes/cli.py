@@ -18,10 +18,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     Example:
         >>> main(["list"])
-        quickstart  A WeightNorm tanh network on the Fashion-MNIST images that come with this package, with the square...
+        quickstart  A WeightNorm tanh network on the Fashion-MNIST images that come with this packag...
         0
     """
-    parser = argparse.ArgumentParser("normtheory", description="Training recipes with diagnostics of normalised networks.")
+    parser = argparse.ArgumentParser(
+        "normtheory", description="Training recipes with diagnostics of normalised networks."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the recipes")
@@ -36,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options:
         parser.error(f"unrecognized arguments: {' '.join(options)}")
     for name in registry.names():
-        print(f"{name}  {_shorten(registry.description(name), 100)}")
+        print(f"{name}  {_shorten(registry.description(name), 84)}")
     return 0
 
 
@@ -69,13 +71,20 @@ def _fit(config: Path, options: list[str]) -> Any:
             folder.mkdir(parents=True, exist_ok=True)
             self.parser.save(self.config, str(folder / "config.yaml"), overwrite=True, multifile=False)
 
+    class RecipeCLI(LightningCLI):
+        def add_arguments_to_parser(self, parser: Any) -> None:
+            parser.add_argument("--ckpt_path", type=str | None, default=None, help="Resume from this checkpoint.")
+
     # sys.argv stays as it is, since Lightning starts further processes with it.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-    cli = LightningCLI(
-        args=["fit", "--config", str(config), *options],
+    cli = RecipeCLI(
+        run=False,
+        args=["--config", str(config), *options],
         save_config_callback=SaveConfig,
         save_config_kwargs={"save_to_log_dir": False},
+        parser_kwargs={"prog": f"normtheory run {config.stem}"},
     )
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.config.ckpt_path)
     return cli.trainer
 
 

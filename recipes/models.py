@@ -1,5 +1,7 @@
 """The models of the recipes, as small LightningModules."""
 
+from itertools import pairwise
+
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -12,8 +14,8 @@ __all__ = ["WeightNormMLP"]
 class WeightNormMLP(pl.LightningModule):
     """A tanh network with WeightNorm in every hidden layer, trained with the square loss.
 
-    f(x) = V φ(W_L … φ(W_1 x)), each row of W_l being g_i v_i/‖v_i‖ (WN, eq. (2), with trained lengths g). The loss is the
-    papers' L = (1/n) Σ_i Σ_h (y_ih − f_h(x_i))² against one-hot targets.
+    f(x) = V φ(W_L … φ(W_1 x)), each row of W_l being g_i v_i/‖v_i‖ with trained lengths g. The loss is the papers'
+    L = (1/n) Σ_i Σ_h (y_ih − f_h(x_i))² against one-hot targets.
 
     Args:
         inputs: d, the number of input features.
@@ -28,14 +30,14 @@ class WeightNormMLP(pl.LightningModule):
         torch.Size([5, 3])
     """
 
-    def __init__(
-        self, inputs: int = 784, width: int = 256, depth: int = 2, classes: int = 10, lr: float = 0.2
-    ) -> None:
+    def __init__(self, inputs: int = 784, width: int = 256, depth: int = 2, classes: int = 10, lr: float = 0.2) -> None:
         super().__init__()
         self.save_hyperparameters()
         widths = [inputs] + [width] * depth
-        hidden = [(weight_norm(nn.Linear(a, b, bias=False)), nn.Tanh()) for a, b in zip(widths, widths[1:])]
-        self.net = nn.Sequential(nn.Flatten(), *(m for pair in hidden for m in pair), nn.Linear(width, classes, bias=False))
+        hidden = [(weight_norm(nn.Linear(a, b, bias=False)), nn.Tanh()) for a, b in pairwise(widths)]
+        self.net = nn.Sequential(
+            nn.Flatten(), *(m for pair in hidden for m in pair), nn.Linear(width, classes, bias=False)
+        )
         self.classes = classes
         self.lr = lr
         self.train_accuracy = MulticlassAccuracy(classes, average="micro")

@@ -40,9 +40,19 @@ def epoch_table(path: Path) -> Table:
         if "epoch" in line:
             rows.setdefault(line["epoch"], {}).update({**line["user_metrics"], **line["metrics"]})
     shown = [key for key in _COLUMNS if any(key in row for row in rows.values())]
-    table = Table("epoch", *(_COLUMNS[key] for key in shown), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=_CAPTION, caption_justify="left")
+    table = Table(
+        "epoch",
+        *(_COLUMNS[key] for key in shown),
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption=_CAPTION,
+        caption_justify="left",
+    )
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     for epoch, row in sorted(rows.items()):
-        table.add_row(str(epoch), *(f"{row[key]:{'.5g' if key.endswith('norm') else '.3g'}}" if key in row else "–" for key in shown))
+        table.add_row(
+            str(epoch),
+            *(f"{row[key]:{'.5g' if key.endswith('norm') else '.3g'}}" if key in row else "–" for key in shown),
+        )
     return table

@@ -7,7 +7,9 @@ import warnings
 
 import pytest
 
-if importlib.util.find_spec("lightning_normtheory") is None or not importlib.util.find_spec("lightning_normtheory.callbacks"):
+if importlib.util.find_spec("lightning_normtheory") is None or not importlib.util.find_spec(
+    "lightning_normtheory.callbacks"
+):
     raise pytest.UsageError(
         "lightning_normtheory.callbacks cannot be imported: the folders callbacks/ and recipes/ are part of the package"
         ' only once it is installed. Run: pip install -e ".[test]"'

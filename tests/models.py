@@ -1,13 +1,21 @@
 """The table of plain torch models that the quantities of the theory floor are tried on."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import weight_norm as hook_weight_norm
 from torch.nn.utils.parametrizations import weight_norm as parametrized_weight_norm
+
+
+def hook_weight_norm(module: nn.Module, name: str = "weight", dim: int | None = 0) -> nn.Module:
+    """The older form of WeightNorm, which many models still use, without its warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(module, name, dim)
+
 
 # PyTorch's two forms of WeightNorm.
 WEIGHT_NORM_FORMS = {"hook": hook_weight_norm, "parametrized": parametrized_weight_norm}
@@ -35,6 +43,13 @@ def tie(first: nn.Module, *others: nn.Module) -> nn.Module:
 
 def freeze(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
+
+
+def length(layer: nn.Module, name: str = "weight") -> Tensor:
+    """g of a WeightNorm, in either form."""
+    if hasattr(layer, name + "_g"):
+        return getattr(layer, name + "_g")
+    return layer.parametrizations[name].original0
 
 
 def direction(layer: nn.Module, name: str = "weight") -> Tensor:

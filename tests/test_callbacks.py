@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import lightning.pytorch
@@ -10,7 +11,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchvision
-from lit import Classifier, loader, nets, rows, tensors, trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from torch import nn
@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory import min_weight_norm, rsc_ratio
 from lightning_normtheory.callbacks import MinWeightNorm, NormTheory, RSCRatio, record
+
+from lit import Classifier, loader, nets, rows, tensors, trainer
 
 RSC_NAMES = {"rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio"}
 ALL = [MinWeightNorm, RSCRatio, NormTheory]
@@ -165,7 +167,7 @@ def test_weight_norms_do_not_fall_under_plain_descent():
 
     trainer([MinWeightNorm()], max_epochs=20).fit(Plain("wn").double(), double_loader())
     values = [rows()[epoch]["normtheory/min_weight_norm"] for epoch in range(20)]
-    assert all(b >= a * (1 - 1e-15) for a, b in zip(values, values[1:]))
+    assert all(b >= a * (1 - 1e-15) for a, b in pairwise(values))
     assert values[-1] > values[0]
 
 
@@ -219,7 +221,8 @@ def test_lightning_cli_builds_it_from_yaml(package, tmp_path):
     config = {"trainer": {
         "max_epochs": 1, "logger": False, "enable_checkpointing": False, "accelerator": "cpu",
         "callbacks": [
-            {"class_path": "lightning_normtheory.callbacks.NormTheory", "init_args": {"every_n_epochs": 2, "probe": 64}},
+            {"class_path": "lightning_normtheory.callbacks.NormTheory",
+             "init_args": {"every_n_epochs": 2, "probe": 64}},
             {"class_path": "lightning_normtheory.callbacks.RSCRatio", "init_args": {
                 "probe": {"class_path": "lightning_normtheory.callbacks.Probe", "init_args": {"samples": 32}},
                 "prefix": "other"}},

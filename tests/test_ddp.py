@@ -6,10 +6,11 @@ import warnings
 import pytest
 import pytorch_lightning as pl
 import torch
-from lit import Classifier, Stream, loader, rows, tensors, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory.callbacks import NormTheory, RSCRatio
+
+from lit import Classifier, Stream, loader, rows, tensors, trainer
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot distribute")
 
@@ -30,7 +31,9 @@ def measure(folder, devices, net, batch_size, **arguments):
     return rows(folder)
 
 
-@pytest.mark.parametrize(("net", "batch_size"), [("bn", 8), ("wn", 48)], ids=["several batches", "one batch, idle rank"])
+@pytest.mark.parametrize(
+    ("net", "batch_size"), [("bn", 8), ("wn", 48)], ids=["several batches", "one batch, idle rank"]
+)
 def test_two_processes_give_the_numbers_of_one(tmp_path, net, batch_size):
     arguments = {"batch_stats": False}  # running statistics change with what each process has seen
     if net == "bn":

@@ -5,11 +5,12 @@ import warnings
 
 import pytest
 import torch
-from lit import Classifier, Stream, loader, rows, tensors, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory.callbacks import MinWeightNorm, NormTheory, RSCRatio, record
+
+from lit import Classifier, Stream, loader, rows, tensors, trainer
 
 ALL = [MinWeightNorm, RSCRatio, NormTheory]
 NEEDS_DATA = [RSCRatio, NormTheory]
@@ -50,9 +51,11 @@ def _fresh_count():
 
 def refused(callback, module, data, match, error=ValueError):
     """The fit stops with a message before a single step is taken."""
-    with pytest.raises(error, match=match), warnings.catch_warnings():
+    fit = trainer([callback])
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer([callback]).fit(module, data)
+        with pytest.raises(error, match=match):
+            fit.fit(module, data)
     assert Counts.steps == 0
 
 
@@ -110,7 +113,9 @@ class DictBatches(Counts):
 
 @pytest.mark.parametrize("callback", NEEDS_DATA)
 def test_a_batch_whose_input_cannot_be_found(callback):
-    message = r"predict of a probe batch .*'image': Tensor \(8, 6\).*predict=lambda module, batch: module\(batch\['image'\]\)"
+    message = (
+        r"predict of a probe batch .*'image': Tensor \(8, 6\).*predict=lambda module, batch: module\(batch\['image'\]\)"
+    )
     refused(callback(), DictBatches("wn"), loader(collate_fn=collate), message)
 
 
@@ -149,7 +154,9 @@ def test_an_iterable_dataset_is_checked_on_its_first_batch():
 @pytest.mark.parametrize("callback", NEEDS_DATA)
 @pytest.mark.parametrize("empty", ["no samples", "all dropped"])
 def test_an_empty_loader(callback, empty):
-    data = loader(n=5, batch_size=8, drop_last=True) if empty == "all dropped" else DataLoader(TensorDataset(*tensors(0)))
+    data = (
+        loader(n=5, batch_size=8, drop_last=True) if empty == "all dropped" else DataLoader(TensorDataset(*tensors(0)))
+    )
     refused(callback(), Counts("wn"), data, "empty.*Check the dataset")
 
 
@@ -160,7 +167,7 @@ def test_no_training_asked_for_is_no_mistake():
 
 @pytest.mark.parametrize("callback", ALL)
 def test_unknown_arguments(callback):
-    with pytest.raises(TypeError, match="has no argument 'every_n_epoch'. Did you mean 'every_n_epochs'"):
+    with pytest.raises(TypeError, match=r"has no argument 'every_n_epoch'. Did you mean 'every_n_epochs'"):
         callback(every_n_epoch=2)
 
 
@@ -246,8 +253,8 @@ def test_out_of_memory_at_the_start_is_no_mistake_of_the_set_up():
     def greedy(module, batch):
         raise MemoryError
 
+    fit = trainer([RSCRatio(predict=greedy)], max_epochs=1)
     with pytest.warns(UserWarning, match="MemoryError"):
-        fit = trainer([RSCRatio(predict=greedy)], max_epochs=1)
         fit.fit(Classifier("wn"), loader())
     assert fit.current_epoch == 1
 

@@ -9,11 +9,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchmetrics
-from lit import CLASSES, FEATURES, Augmented, Classifier, Stream, loader, tensors, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory.callbacks import MinWeightNorm, NormTheory, RSCRatio
+
+from lit import CLASSES, FEATURES, Augmented, Classifier, Stream, loader, tensors, trainer
 
 
 class Recorder(pl.Callback):

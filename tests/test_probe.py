@@ -3,11 +3,12 @@
 import pytest
 import pytorch_lightning as pl
 import torch
-from lit import Augmented, Classifier, Stream, loader, tensors, trainer
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 from lightning_normtheory.callbacks import NormTheory, Probe, RSCRatio
 from lightning_normtheory.callbacks.probe import count_samples, describe
+
+from lit import Augmented, Classifier, Stream, loader, tensors, trainer
 
 
 def probe_of(data, samples=20, **arguments):

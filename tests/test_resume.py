@@ -5,10 +5,11 @@ import warnings
 import pytest
 import pytorch_lightning as pl
 import torch
-from lit import Classifier, Stream, loader, rows, trainer
 from torch.utils.data import DataLoader
 
 from lightning_normtheory.callbacks import NormTheory, RSCRatio
+
+from lit import Classifier, Stream, loader, rows, trainer
 
 
 def in_order(n=50):

@@ -5,24 +5,27 @@ import pickle
 
 import pytest
 import torch
-from models import WEIGHT_NORM_FORMS, direction, hook_weight_norm, parametrized_weight_norm
 from torch import nn
+
+from models import WEIGHT_NORM_FORMS, direction, hook_weight_norm, length, parametrized_weight_norm
 
 FORMS = pytest.mark.parametrize("form", WEIGHT_NORM_FORMS)
 
 
 def test_functional_call_on_a_parametrized_weight_overwrites_the_direction():
     layer = parametrized_weight_norm(nn.Linear(3, 2))
-    v = direction(layer).detach().clone()
-    substitute = torch.ones(2, 3)
-    torch.func.functional_call(layer, {"weight": substitute}, torch.ones(1, 3))
-    assert not torch.equal(direction(layer), v)
-    # The direction is now the substitute itself, while the effective weight looks as before: nobody notices.
-    assert torch.equal(direction(layer), substitute)
+    direction(layer).data.mul_(3.0)  # as after some training: ‖v‖ is no longer g
+    effective, v = layer.weight.detach().clone(), direction(layer).detach().clone()
+    torch.func.functional_call(layer, {"weight": torch.ones(2, 3)}, torch.ones(1, 3))
+    # "Restoring" the weight puts it where the direction was: the effective weight looks right, so nobody notices.
+    torch.testing.assert_close(layer.weight, effective)
+    assert not torch.allclose(direction(layer), v)
+    torch.testing.assert_close(direction(layer), effective)
 
 
 def test_functional_call_on_the_originals_leaves_the_direction_alone():
     layer = parametrized_weight_norm(nn.Linear(3, 2))
+    direction(layer).data.mul_(3.0)
     v = direction(layer)
     before = v.detach().clone()
     torch.func.functional_call(layer, {"parametrizations.weight.original1": torch.ones(2, 3)}, torch.ones(1, 3))
@@ -49,17 +52,15 @@ def test_pickle_fails_on_the_parametrized_form_only():
 @pytest.mark.parametrize("dim", [None, -1])
 def test_dim_minus_one_means_all_axes_and_gives_one_length(form, dim):
     layer = WEIGHT_NORM_FORMS[form](nn.Linear(3, 2), dim=dim)
-    g = layer.weight_g if form == "hook" else layer.parametrizations.weight.original0
-    assert g.shape == ()
-    torch.testing.assert_close(g, direction(layer).norm())
+    assert length(layer).shape == ()
+    torch.testing.assert_close(length(layer), direction(layer).norm())
 
 
 @FORMS
 @pytest.mark.parametrize(("dim", "shape"), [(0, (4, 1, 1)), (1, (1, 3, 1)), (2, (1, 1, 5))])
 def test_length_has_one_entry_per_index_of_dim(form, dim, shape):
     layer = WEIGHT_NORM_FORMS[form](nn.Conv1d(3, 4, 5), dim=dim)
-    g = layer.weight_g if form == "hook" else layer.parametrizations.weight.original0
-    assert g.shape == shape
+    assert length(layer).shape == shape
 
 
 @FORMS
@@ -74,8 +75,7 @@ def test_first_derivative_of_weight_norm_is_exact(form):
     torch.manual_seed(0)
     layer = WEIGHT_NORM_FORMS[form](nn.Linear(3, 2, bias=False).double())
     x = torch.randn(5, 3, dtype=torch.float64)
-    v = direction(layer)
-    g = layer.weight_g if form == "hook" else layer.parametrizations.weight.original0
+    g, v = length(layer), direction(layer)
     (actual,) = torch.autograd.grad(layer(x).tanh().sum(), v)
     (expected,) = torch.autograd.grad((x @ (g * v / v.norm(dim=1, keepdim=True)).t()).tanh().sum(), v)
     torch.testing.assert_close(actual, expected, rtol=1e-13, atol=1e-14)

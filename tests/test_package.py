@@ -1,0 +1,176 @@
+"""The package: what is installed, what imports what, and that the examples in the documentation are true."""
+
+import ast
+import configparser
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FLOORS = {  # from the ground up: a floor imports itself and those before it, and these packages
+    "lightning_normtheory": {"torch"},
+    "lightning_normtheory.callbacks": {"torch", "pytorch_lightning", "torchmetrics"},
+    "lightning_normtheory.recipes": {"torch", "pytorch_lightning", "torchmetrics", "numpy", "rich"},
+}
+
+
+def modules(floor):
+    package = importlib.import_module(floor)
+    return [floor] + [f"{floor}.{m.name}" for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
+
+
+ALL_MODULES = sorted({name for floor in FLOORS for name in modules(floor)})
+
+
+def imported(source):
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports break the doctests of mapped packages"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def floor_of(module):
+    return max((floor for floor in FLOORS if module == floor or module.startswith(floor + ".")), key=len)
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_imports_go_downwards_only(floor):
+    order = list(FLOORS)
+    own = [name for name in modules(floor) if floor_of(name) == floor]
+    assert own
+    for name in own:
+        for target in imported(Path(importlib.import_module(name).__file__).read_text()):
+            if target.startswith("lightning_normtheory"):
+                assert order.index(floor_of(target)) <= order.index(floor), f"{name} imports {target}"
+            else:
+                root = target.split(".")[0]
+                assert root in FLOORS[floor] or root in sys.stdlib_module_names, f"{name} imports {target}"
+
+
+def test_the_ground_floor_loads_torch_alone():
+    """In a fresh interpreter, since this one has loaded everything."""
+    code = (
+        "import sys, lightning_normtheory; "
+        "upper = ('pytorch_lightning', 'lightning', 'wandb', 'torchvision', 'torchmetrics'); "
+        "print([name for name in upper if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("module", ALL_MODULES)
+def test_examples_in_docstrings(module):
+    result = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("floor", ["lightning_normtheory", "lightning_normtheory.callbacks"])
+def test_every_public_name_is_documented(floor):
+    package = importlib.import_module(floor)
+    for name in package.__all__:
+        assert (getattr(package, name).__doc__ or "").strip(), name
+
+
+def test_examples_in_the_readme_run(tmp_path):
+    """Every python block, in order, in one interpreter and a folder of its own."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    code = "\n".join(blocks)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("normtheory.jsonl"))
+
+
+def test_all_metadata_is_in_setup_cfg():
+    assert "[project]" not in (ROOT / "pyproject.toml").read_text()
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert config["metadata"]["name"] == "lightning-normtheory"
+    requirements = [line for line in config["options"]["install_requires"].splitlines() if line]
+    extras = [
+        line for key in ("wandb", "recipes", "test") for line in config["options.extras_require"][key].splitlines()
+    ]
+    named = [line for line in requirements + extras if line and not line.startswith("%")]
+    first = {}
+    for line in named:
+        first.setdefault(line.split(">=")[0], line)
+    for name, line in first.items():
+        assert ">=" in line, f"{name} states no oldest version"
+        assert "#" in line or name in ("pytest", "mypy", "ruff"), f"{name} gives no reason"
+        assert "<" not in line
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy of the tracked files, as a stranger would have them."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", *FOLDERS):
+        copy(ROOT / name, source / name)
+    # The build tools of this environment are used: this test is about the content, not about downloading.
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(out),
+        str(source),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+FOLDERS = ("lightning_normtheory", "callbacks", "recipes")
+
+
+def copy(source, target):
+    if source.is_dir():
+        for path in source.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                copy(path, target / path.relative_to(source))
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+
+
+def test_the_wheel_holds_three_floors_and_the_data(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
+        f"lightning_normtheory/{'' if folder == 'lightning_normtheory' else folder + '/'}{path.relative_to(ROOT / folder)}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix in {".py", ".yaml", ".npz", ".typed", ""}
+    }
+    assert expected <= names
+    assert "lightning_normtheory/recipes/data/NOTICE" in names
+    assert not any(name.startswith(("callbacks/", "recipes/", "tests/")) for name in names)
+
+
+def test_the_wheel_works_from_another_directory(wheel, tmp_path):
+    """Unpacked in front of everything else, with this checkout out of reach."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); sys.meta_path = "
+        "[f for f in sys.meta_path if 'editable' not in getattr(f, '__module__', repr(f))]\n"
+        "import lightning_normtheory.callbacks, lightning_normtheory.recipes.cli as cli\n"
+        "from lightning_normtheory.recipes.datasets import FashionMNISTSlice\n"
+        "data = FashionMNISTSlice(); data.setup('fit'); cli.main(['list'])\n"
+        "print(len(data.train), lightning_normtheory.callbacks.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"2000 {site}/lightning_normtheory/callbacks/__init__.py"
