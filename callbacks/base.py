@@ -5,6 +5,7 @@ import inspect
 import math
 import platform
 import time
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, ClassVar, Literal
@@ -108,6 +109,8 @@ class DiagnosticCallback(HostCallback):
                 self._active.append(diagnostic)
         if self._needs_probe and self.loss is None:
             self._check_training_step(pl_module)
+        if trainer.world_size > 1:  # every process logs the same number already; there is nothing to sync
+            warnings.filterwarnings("ignore", message=rf".*self\.log\('{self.prefix}[/_].*sync_dist=True")
 
     def _check_training_step(self, pl_module: LightningModule) -> None:
         remedy = (
@@ -180,7 +183,7 @@ class DiagnosticCallback(HostCallback):
         bad = [key for key, value in (result or {}).items() if math.isnan(value)]
         if bad:
             self._warn_once(
-                name, f"{self.prefix}/{bad[0]} is NaN: the loss or its gradient is not finite. Training goes on."
+                name, f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training goes on."
             )
         return result
 

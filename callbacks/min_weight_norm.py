@@ -1,5 +1,6 @@
 """`MinWeightNorm`: the minimum weight-vector norm w_min of WN, Definition 3.1."""
 
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
@@ -21,6 +22,14 @@ class MinWeightNormDiagnostic(Diagnostic):
             self._layers: NormalizedLayers = require_normalized(model)
         except ValueError as reason:
             raise NotApplicable(str(reason)) from None
+        fed = {batch_norm for weight in self._layers.weights for batch_norm in weight.batch_norms}
+        unfed = {name: reason for name, reason in self._layers.unknown.items() if name not in fed}
+        if unfed:
+            name, reason = next(iter(unfed.items()))
+            rank_zero_warn(
+                f"{len(unfed)} BatchNorm layers normalise something else than a known layer's output, and no weight "
+                f"is counted for them. The first is {name!r}: {reason}. See normalized_layers(model).unknown for all."
+            )
 
     def measure(self, view: View) -> dict[str, float]:
         norms = unit_norms(self._layers)

@@ -137,6 +137,10 @@ class View:
         output = self._predict(self.model, self._on_device(batch))
         if not isinstance(output, Tensor):
             raise TypeError(f"Expected a tensor (samples, outputs), but got {describe(output)}.")
+        if not output.is_floating_point() or output.dim() == 0:
+            raise TypeError(
+                f"Expected floating-point outputs (samples, outputs), but got {output.dtype} {describe(output)}."
+            )
         return output
 
     def _on_device(self, batch: ProbeBatch) -> Any:

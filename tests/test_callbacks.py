@@ -238,8 +238,6 @@ def test_lightning_cli_builds_it_from_yaml(package, tmp_path):
 
 @pytest.mark.parametrize("logger", [CSVLogger, TensorBoardLogger, WandbLogger, None])
 def test_every_logger_gets_the_metrics_and_the_file_lies_beside_the_checkpoints(logger, tmp_path):
-    if logger is TensorBoardLogger:
-        pytest.importorskip("tensorboard")
     arguments = {"project": "demo"} if logger is WandbLogger else {"name": "demo"}
     log = logger(save_dir=str(tmp_path), **arguments) if logger is not None else False
     fit = trainer([NormTheory()], logger=log, enable_checkpointing=True, default_root_dir=tmp_path, max_epochs=2)

@@ -91,5 +91,5 @@ def test_training_in_two_processes_is_not_disturbed(tmp_path):
         callbacks = [*ours, Fingerprint(tmp_path / name)]
         fit = trainer(callbacks, max_epochs=2, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
         fit.fit(Classifier("bn-dropout"), loader(48))
-    bare, watched = (torch.load(tmp_path / name) for name in ("bare", "watched"))
+    bare, watched = (torch.load(tmp_path / name, weights_only=True) for name in ("bare", "watched"))
     assert all(torch.equal(bare[key], watched[key]) for key in bare)

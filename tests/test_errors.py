@@ -78,6 +78,21 @@ def test_batchnorm_without_a_known_feeding_layer_says_why():
     refused(MinWeightNorm(), First(), loader(), "BatchNorm 'net.0': it is fed by the argument 'x'")
 
 
+def test_batchnorm_without_a_known_feeding_layer_beside_others():
+    class Partly(Classifier):
+        def __init__(self):
+            super().__init__("bn")
+            self.net.insert(0, nn.BatchNorm1d(6))
+
+    with pytest.warns(UserWarning, match="1 BatchNorm layers normalise.*'net.0': it is fed by the argument 'x'"):
+        trainer([MinWeightNorm()], max_epochs=1).fit(Partly(), loader())
+    assert set(rows()[0]) == {
+        "normtheory/min_weight_norm",
+        "normtheory_layers/weight_norm__net_1",
+        "normtheory/seconds",
+    }
+
+
 @pytest.mark.parametrize("callback", NEEDS_DATA)
 def test_manual_optimisation_needs_a_loss(callback):
     module = Manual()
@@ -123,6 +138,7 @@ def test_a_batch_whose_input_cannot_be_found(callback):
     ("predict", "match"),
     [
         (lambda module, batch: {"logits": module(batch[0])}, r"Expected a tensor.*but got a dict"),
+        (lambda module, batch: module(batch[0]).argmax(1), r"floating-point outputs .* but got torch.int64"),
         (lambda module, batch: module(batch[0], 3), "pass predict="),
         (lambda module, batch: module(batch["x"]), "pass predict="),
     ],
