@@ -20,7 +20,6 @@ from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.host import HostCallback
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.view import BatchFunction, View
-from lightning_normtheory.snapshot import Snapshot
 
 __all__ = ["DiagnosticCallback"]
 
@@ -197,11 +196,7 @@ class DiagnosticCallback(HostCallback):
         return f"{self.prefix}_layers/{layer}" if layer != name else f"{self.prefix}/{name}"
 
     def _write(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        # In every process, since a metric of the user's may have to be summed over them; and the metric must not
-        # remember that it was asked.
-        before = Snapshot(trainer.lightning_module, arrays=False)
-        everything = dict(trainer.callback_metrics)
-        before.restore()
+        everything = trainer.callback_metrics  # in every process: a metric of the user's may be summed over them
         if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}

@@ -135,6 +135,20 @@ def test_batch_statistics_are_a_choice(batch_stats):
     assert header()["settings"]["batch_stats"] == ("batch" if batch_stats else "running")
 
 
+def test_a_step_that_works_in_place_does_not_wear_the_probe_out():
+    class InPlace(Classifier):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            batch[0].mul_(2)
+            return batch
+
+        def training_step(self, batch, batch_idx):
+            batch[0].add_(torch.rand(1))
+            return super().training_step(batch, batch_idx)
+
+    trainer([RSCRatio(on_error="raise")]).fit(InPlace("wn", lr=0.0), loader())
+    assert len({row["normtheory/rsc_ratio"] for row in rows().values()}) == 1
+
+
 def test_every_n_epochs():
     trainer([RSCRatio(every_n_epochs=2)], max_epochs=5).fit(Classifier(), loader())
     assert sorted(rows()) == [1, 3]

@@ -232,18 +232,23 @@ def test_a_nan_loss_is_logged_as_nan_and_reported_once(callback):
     assert len([w for w in caught if "is NaN" in str(w.message)]) == 1
 
 
-def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
-    calls = []
+class FailsLater:
+    """A predictor that passes the trial at fit start."""
 
-    def fails_later(module, batch):
-        calls.append(1)
-        if len(calls) > 1:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, module, batch):
+        self.calls += 1
+        if self.calls > 1:
             raise RuntimeError("no such kernel")
         return module(batch[0])
 
+
+def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit = trainer([NormTheory(predict=fails_later)], max_epochs=3)
+        fit = trainer([NormTheory(predict=FailsLater())], max_epochs=3)
         fit.fit(Classifier("wn"), loader())
     assert fit.current_epoch == 3
     for row in rows().values():
@@ -253,16 +258,8 @@ def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
 
 
 def test_on_error_raise_stops_the_run():
-    calls = []
-
-    def fails_later(module, batch):
-        calls.append(1)
-        if len(calls) > 1:
-            raise RuntimeError("no such kernel")
-        return module(batch[0])
-
     with pytest.raises(RuntimeError, match="no such kernel"):
-        trainer([RSCRatio(predict=fails_later, on_error="raise")]).fit(Classifier("wn"), loader())
+        trainer([RSCRatio(predict=FailsLater(), on_error="raise")]).fit(Classifier("wn"), loader())
 
 
 def test_out_of_memory_at_the_start_is_no_mistake_of_the_set_up():

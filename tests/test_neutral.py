@@ -46,6 +46,7 @@ def state(trainer, module):
         "optimizer": [optimizer.state_dict() for optimizer in trainer.optimizers],
         "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
         "gradients": {name: p.grad for name, p in module.named_parameters()},
+        "logged": {k: v for k, v in trainer.callback_metrics.items() if not k.startswith(("normtheory", "other"))},
         "modes": [m.training for m in module.modules()],
         "attributes": {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str, list, dict, deque))
                        and not k.startswith("_")},
@@ -246,7 +247,11 @@ CASES = {
     "two loaders, shorter ends": (TwoLoaders, lambda: combined("min_size"), {"predict": first_loader_output}, {}),
     "dict batches": (DictBatches, lambda: loader(collate_fn=dict_collate),
                      {"predict": lambda m, b: m(b["image"])}, {}),
+    # Before a validation Lightning drops the gradients; without one they are still there when we measure.
+    "no validation": (Classifier, loader, {}, {"limit_val_batches": 0}),
+    "everything collected, no validation": (Collecting, loader, {}, {"limit_val_batches": 0}),
     "gradient accumulation": (Classifier, loader, {}, {"accumulate_grad_batches": 3}),
+    "accumulation, no validation": (Classifier, loader, {}, {"accumulate_grad_batches": 4, "limit_val_batches": 0}),
     "gradient clipping": (Classifier, loader, {}, {"gradient_clip_val": 0.1}),
     "64-true": (Classifier, loader, {}, {"precision": "64-true"}),
     "bf16-mixed": (Classifier, loader, {}, {"precision": "bf16-mixed"}),

@@ -62,14 +62,18 @@ def test_the_seed_and_nothing_else_decides():
     assert not torch.equal(first, data_of(other))
 
 
+class Counting(TensorDataset):
+    """Counts where no snapshot reaches: on the class."""
+
+    reads = 0
+
+    def __getitem__(self, index):
+        Counting.reads += 1
+        return super().__getitem__(index)
+
+
 def test_reads_once_and_leaves_the_dataset_as_it_was():
-    class Counting(TensorDataset):
-        reads = 0
-
-        def __getitem__(self, index):
-            Counting.reads += 1
-            return super().__getitem__(index)
-
+    Counting.reads = 0
     fit = trainer([NormTheory(probe=20), RSCRatio(probe=20, prefix="again")], max_epochs=3)
     fit.fit(Classifier("bn"), DataLoader(Counting(*tensors()), 8))
     assert Counting.reads == 3 * 50 + 2 * 20
@@ -86,13 +90,7 @@ def test_reads_once_and_leaves_the_dataset_as_it_was():
 
 
 def test_a_shared_probe_is_read_once():
-    class Counting(TensorDataset):
-        reads = 0
-
-        def __getitem__(self, index):
-            Counting.reads += 1
-            return super().__getitem__(index)
-
+    Counting.reads = 0
     shared = Probe(20)
     fit = trainer([NormTheory(probe=shared), RSCRatio(probe=shared, prefix="again")], max_epochs=1)
     fit.fit(Classifier("bn"), DataLoader(Counting(*tensors()), 8))
