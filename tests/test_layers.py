@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from models import WEIGHT_NORM_FORMS, Graph, direction, hook_weight_norm, length, parametrized_weight_norm
-from oracles import unit_indices
 from torch import nn
 
 from lightning_normtheory import NormalizedWeight, normalized_layers
@@ -14,6 +12,9 @@ from lightning_normtheory.layers import (
     weight_norm_layers,
     weight_norm_parameters,
 )
+
+from models import WEIGHT_NORM_FORMS, Graph, direction, hook_weight_norm, length, parametrized_weight_norm
+from oracles import unit_indices
 
 FORMS = pytest.mark.parametrize("normalize", WEIGHT_NORM_FORMS.values(), ids=WEIGHT_NORM_FORMS.keys())
 

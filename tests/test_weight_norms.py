@@ -6,6 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+
+from lightning_normtheory import min_weight_norm, normalized_layers, weight_norms
+from lightning_normtheory.weight_norms import require_normalized
+
 from models import (
     WEIGHT_NORM_FORMS,
     Graph,
@@ -17,10 +22,6 @@ from models import (
     tie,
 )
 from oracles import loop_norms, loop_norms_except
-from torch import nn
-
-from lightning_normtheory import min_weight_norm, normalized_layers, weight_norms
-from lightning_normtheory.weight_norms import require_normalized
 
 FORMS = pytest.mark.parametrize("normalize", WEIGHT_NORM_FORMS.values(), ids=WEIGHT_NORM_FORMS.keys())
 
@@ -274,7 +275,9 @@ UNNORMALISED = {
 def test_no_normalised_layer_is_an_error_with_a_remedy(build):
     assert weight_norms(build()) == {}
     for function in (min_weight_norm, require_normalized):
-        with pytest.raises(ValueError, match=r"Expected a model with WeightNorm.*Sequential has none.*weight_norm or a"):
+        with pytest.raises(
+            ValueError, match=r"Expected a model with WeightNorm.*Sequential has none.*weight_norm or a"
+        ):
             function(build())
 
 
@@ -295,7 +298,11 @@ def test_lazy_modules_are_refused_until_they_have_seen_a_batch(function):
 
 def normalised_net() -> nn.Module:
     return nn.Sequential(
-        nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3), nn.Flatten(), parametrized_weight_norm(nn.Linear(12, 2)), nn.BatchNorm1d(2)
+        nn.Conv1d(2, 3, 1),
+        nn.BatchNorm1d(3),
+        nn.Flatten(),
+        parametrized_weight_norm(nn.Linear(12, 2)),
+        nn.BatchNorm1d(2),
     )
 
 
