@@ -37,19 +37,17 @@ def batchnorm_factors(model: nn.Module, x: Any = None) -> dict[str, Tensor]:
     factors: dict[str, Tensor] = {}
 
     def record(name: str) -> Any:
-        def hook(module: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-            axes = [axis for axis in range(inputs[0].dim()) if axis != 1]
-            factors[name] = (inputs[0].var(axes, correction=0) + module.eps).sqrt()
+        def hook(module: _BatchNorm, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            x = inputs[0] if inputs else named["input"]
+            axes = [axis for axis in range(x.dim()) if axis != 1]
+            factors[name] = (x.var(axes, correction=0) + module.eps).sqrt()
 
         return hook
 
-    handles = [module.register_forward_pre_hook(record(name)) for name, module in layers.items()]
-    try:
-        with untouched(model, batch_stats=True), torch.no_grad():
-            model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with untouched(model, batch_stats=True), torch.no_grad():  # which takes the hooks away again
+        for name, module in layers.items():
+            module.register_forward_pre_hook(record(name), with_kwargs=True)
+        model(x)
     return factors
 
 

@@ -61,6 +61,8 @@ def _trace_all(model: nn.Module, found: dict[str, Feeding]) -> None:
     roots = [""]
     while roots:
         root = roots.pop()
+        if "_orig_mod" in model.get_submodule(root)._modules:
+            root = f"{root}._orig_mod" if root else "_orig_mod"
         tracer = _Tracer()
         entering = tracer.batch_norm_inputs(model.get_submodule(root))
         prefix = root + "." if root else ""
@@ -88,9 +90,12 @@ class _Tracer(fx.Tracer):
         return stock and not any(isinstance(inner, _BatchNorm) for inner in m.modules())
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
+        # torch.compile refuses to be traced; what it compiles does not.
         inner = m._modules.get("_orig_mod")
-        if inner is not None:  # torch.compile refuses to be traced; the module inside does not
+        if inner is not None:
             return inner(*args, **kwargs)
+        if getattr(m, "_compiled_call_impl", None) is not None:
+            forward = m._call_impl
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:  # noqa: BLE001  # any error of the user's code under symbolic values
@@ -103,7 +108,7 @@ class _Tracer(fx.Tracer):
         if self.is_leaf_module(root, ""):
             return {}
         try:
-            self.trace(getattr(root, "_orig_mod", root))
+            self.trace(root)
         except Exception:  # noqa: BLE001
             self.failed.append("")
         entering: dict[str, Flow] = {}

@@ -101,8 +101,8 @@ def enter_layer(path: str, module: nn.Module, inputs: Sequence[Flow]) -> Flow:
 
 def enter_batch_norm(path: str, module: _BatchNorm, flow: Flow) -> tuple[Flow, Flow]:
     """What a BatchNorm normalises, with the scalings that it undoes, and its output."""
-    one_d = isinstance(module, nn.BatchNorm1d)
-    on_axis_1 = flow.axis == 1 or (one_d and flow.ndim in (None, 2))
+    flat = isinstance(module, (nn.BatchNorm1d, nn.SyncBatchNorm))  # may see (samples, features)
+    on_axis_1 = flow.axis == 1 or (flat and flow.ndim in (None, 2))
     if not on_axis_1 or flow.channels not in (None, module.num_features):
         flow = obstruct([flow], f"{path!r} normalises another axis than that of the units before it")
     return flow, Flow({}, flow.tainted, unknown=f"it follows the BatchNorm {path!r}")

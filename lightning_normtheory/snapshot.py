@@ -4,11 +4,12 @@ The loss of a user's model is whatever its own code computes. That code may coun
 update a metric, move BatchNorm statistics. A diagnostic that runs it must leave none of this behind.
 """
 
+import functools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -66,35 +67,42 @@ class Snapshot:
     def _remember(self, value: Any) -> Iterable[Any]:
         """Note how to restore ``value`` and return what it contains."""
         if isinstance(value, Tensor):
-            return self._remember_tensor(value)
-        if isinstance(value, dict):
-            return self._remember_dict(value)
-        if isinstance(value, (list, deque, set)):
-            return self._remember_collection(value)
-        if isinstance(value, (tuple, frozenset)):
-            return value
+            self._remember_tensor(value)
+            return ()
         if self._remember_generator(value) or self._remember_ndarray(value):
             return ()
+        inside: list[Any] = []
+        if isinstance(value, dict):
+            inside += self._remember_dict(value)
+        elif isinstance(value, (list, deque, set)):
+            inside += self._remember_collection(value)
+        elif isinstance(value, (tuple, frozenset)):
+            inside += value
         if _is_users_object(value, datasets=not self._arrays):
-            return (vars(value),)
-        return ()
+            inside += self._remember_attributes(value)
+        return inside
 
-    def _remember_tensor(self, tensor: Tensor) -> Iterable[Any]:
-        if is_lazy(tensor):
-            return ()
-        if tensor.is_leaf and tensor.requires_grad:
-            gradient = tensor.grad
-            self._undo.append(lambda: setattr(tensor, "grad", gradient))
-        if self._arrays and tensor.is_leaf:  # results of autograd cannot be changed in place without an error
-            saved = tensor.detach().clone()
+    def _remember_tensor(self, tensor: Tensor) -> None:
+        if is_lazy(tensor) or tensor.is_meta:
+            return
+        # Another name for the same memory, with a version counter of its own: writing through it does not invalidate
+        # a graph of the user's that waits for its backward pass.
+        memory = tensor.data
+        saved = memory.clone() if self._arrays else None
+        flag, gradient = (tensor.requires_grad, tensor.grad) if tensor.is_leaf else (None, None)
 
-            def undo() -> None:
-                current = tensor.detach()
-                if not (current.shape == saved.shape and _same_bits(current, saved)):
-                    current.copy_(saved)
+        def undo() -> None:
+            if tensor.layout != torch.strided:
+                tensor.data = memory if saved is None else saved
+            elif _layout(tensor) != _layout(memory):
+                tensor.data = memory
+            if saved is not None and not _same_bits(memory, saved):
+                memory.copy_(saved)
+            if flag is not None:
+                tensor.requires_grad_(flag)
+                tensor.grad = gradient
 
-            self._undo.append(undo)
-        return ()
+        self._undo.append(undo)
 
     def _remember_dict(self, value: dict) -> Iterable[Any]:
         saved = list(value.items())
@@ -120,6 +128,23 @@ class Snapshot:
 
         self._undo.append(undo)
         return saved
+
+    def _remember_attributes(self, value: Any) -> Iterator[Any]:
+        """What an object, a function or a method holds on to."""
+        if isinstance(value, MethodType):
+            yield from (value.__self__, value.__func__)
+            return
+        if isinstance(value, functools.partial):
+            yield from (value.func, value.args, value.keywords)
+        if isinstance(value, FunctionType):
+            yield from (value.__closure__, value.__defaults__, value.__kwdefaults__)
+        if type(getattr(value, "__dict__", None)) is dict:
+            yield vars(value)
+        for name in _slots(value):
+            if hasattr(value, name):
+                saved = getattr(value, name)
+                self._undo.append(functools.partial(object.__setattr__, value, name, saved))
+                yield saved
 
     def _remember_generator(self, value: Any) -> bool:
         numpy_random = sys.modules.get("numpy.random")
@@ -155,16 +180,33 @@ class Snapshot:
         return True
 
 
+def _layout(tensor: Tensor) -> tuple:
+    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Equality under which a NaN equals itself and 0.0 is not -0.0."""
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+    if a.layout != torch.strided:
+        return False
+    return torch.equal(*(x.contiguous().reshape(-1).view(torch.uint8) for x in (a, b)))
+
+
+def _slots(value: Any) -> list[str]:
+    if isinstance(value, CellType):
+        return ["cell_contents"]
+    declared = [getattr(base, "__slots__", ()) for base in type(value).__mro__]
+    names = [name for slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def _is_users_object(value: Any, datasets: bool) -> bool:
-    if isinstance(value, (type, ModuleType)) or type(getattr(value, "__dict__", None)) is not dict:
-        return False
-    if isinstance(value, nn.Module):
+    if isinstance(value, (nn.Module, MethodType, CellType, functools.partial)):
         return True
     if isinstance(value, Dataset):
         return datasets
-    return not any(base.__module__.split(".")[0] in _MACHINERY for base in type(value).__mro__ if base is not object)
+    if isinstance(value, (type, ModuleType)):
+        return False
+    if isinstance(value, FunctionType):
+        return (value.__module__ or "").split(".")[0] not in _MACHINERY
+    own = [base for base in type(value).__mro__ if base not in (object, dict, list, set, deque, tuple, frozenset)]
+    return not any(base.__module__.split(".")[0] in _MACHINERY for base in own)

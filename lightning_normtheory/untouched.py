@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from lightning_normtheory.rng import isolated_rng
 from lightning_normtheory.snapshot import Snapshot
@@ -41,21 +43,34 @@ def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 
         try:
             for parameter in model.parameters():
                 parameter.grad = None
+            _lend_buffers(model)
             _set_modes(model, batch_stats)
             yield
         finally:
             snapshot.restore()
 
 
+def _lend_buffers(model: nn.Module) -> None:
+    """Copies in place of the buffers. BatchNorm writes into its statistics, and a graph of the user's from before still
+    needs the originals for its backward pass, in the version that they have now."""
+    copies: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not is_lazy(buffer):
+                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+
+
 def _set_modes(model: nn.Module, batch_stats: bool | None) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, _NormBase):
+        if isinstance(module, _BatchNorm):
             if batch_stats is False and module.running_mean is None:
                 raise ValueError(
                     f"batch_stats=False needs running statistics, but {type(module).__name__} {name!r} keeps none"
                     " (track_running_stats=False). Use batch_stats=True or None."
                 )
             module.training = module.training if batch_stats is None else batch_stats
+        elif isinstance(module, _InstanceNorm):
+            pass  # per sample, or running: as in training
         elif isinstance(module, nn.RNNBase):
             # cuDNN has no backward pass for recurrent layers in eval mode: silence their dropout instead.
             module.dropout, module.training = 0.0, True
