@@ -20,8 +20,8 @@ class MinWeightNormDiagnostic(Diagnostic):
     def check(self, model: nn.Module) -> None:
         try:
             self._layers: NormalizedLayers = require_normalized(model)
-        except ValueError as reason:
-            raise NotApplicable(str(reason)) from None
+        except ValueError as error:
+            raise NotApplicable(str(error)) from None
         fed = {batch_norm for weight in self._layers.weights for batch_norm in weight.batch_norms}
         unfed = {name: reason for name, reason in self._layers.unknown.items() if name not in fed}
         if unfed:

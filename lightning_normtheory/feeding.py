@@ -5,15 +5,18 @@ doubling the unit's weights doubles some input channels of the BatchNorm, and it
 not the order of the modules, makes the unit's norm a quantity of the theory, so it is what we look for in the graph.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_normtheory.layers import FEEDING_LAYERS, batch_norm_layers
+from lightning_normtheory.operations import may_alias, parameter_ids, pass_operation, written_node
 from lightning_normtheory.rng import isolated_rng
-from lightning_normtheory.scaling import Flow, enter_batch_norm, enter_layer, merge, pass_operation
+from lightning_normtheory.scaling import Flow, enter_batch_norm, enter_layer, merge, obstruct
 from lightning_normtheory.snapshot import Snapshot
 
 __all__ = ["Feeding", "feeding_layers"]
@@ -58,22 +61,21 @@ def feeding_layers(model: nn.Module) -> dict[str, Feeding]:
 
 
 def _trace_all(model: nn.Module, found: dict[str, Feeding]) -> None:
-    roots = [""]
+    names = {module: path for path, module in model.named_modules()}  # of a shared module the first
+    reached: set[str] = set()
+    roots = [model]
     while roots:
-        root = roots.pop()
-        if "_orig_mod" in model.get_submodule(root)._modules:
-            root = f"{root}._orig_mod" if root else "_orig_mod"
+        root = roots.pop(0)
+        root = getattr(root, "_orig_mod", root)
         tracer = _Tracer()
-        entering = tracer.batch_norm_inputs(model.get_submodule(root))
-        prefix = root + "." if root else ""
-        for path, flow in entering.items():
-            if not found[prefix + path].layers:
-                layers = tuple(dict.fromkeys(prefix + feeder.layer for feeder in flow.scaled.values()))
-                found[prefix + path] = Feeding(layers, flow.unknown)
+        for path, flow in tracer.batch_norm_inputs(root).items():
+            batch_norm = names[root.get_submodule(path)]
+            if batch_norm not in reached:  # the outermost trace knows most of what enters
+                layers = dict.fromkeys(names[root.get_submodule(feeder.layer)] for feeder in flow.scaled.values())
+                found[batch_norm] = Feeding(tuple(layers), flow.unknown)
+                reached.add(batch_norm)
         for path in tracer.failed:
-            outer = ".".join(part for part in (root, path) if part)
-            children = model.get_submodule(outer).named_children()
-            roots += [f"{outer}.{name}" if outer else name for name, _ in children]
+            roots += root.get_submodule(path).children()
 
 
 class _Tracer(fx.Tracer):
@@ -84,10 +86,11 @@ class _Tracer(fx.Tracer):
         self.failed: list[str] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (_BatchNorm, torch.jit.ScriptModule)):
+        if isinstance(m, torch.jit.ScriptModule):
             return True
-        stock = type(m).forward.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
-        return stock and not any(isinstance(inner, _BatchNorm) for inner in m.modules())
+        if not _is_stock(m) or isinstance(m, nn.Sequential):
+            return False
+        return isinstance(m, _BatchNorm) or not any(isinstance(inner, _BatchNorm) for inner in m.modules())
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
         # torch.compile refuses to be traced; what it compiles does not.
@@ -96,10 +99,14 @@ class _Tracer(fx.Tracer):
             return inner(*args, **kwargs)
         if getattr(m, "_compiled_call_impl", None) is not None:
             forward = m._call_impl
+        path = self.path_of_module(m)
         try:
+            if self.is_leaf_module(m, path) and (m._forward_hooks or m._forward_pre_hooks):
+                # A hook may change what goes in or out: it is run on the symbolic values, around the leaf.
+                with patch.object(m, "forward", lambda *a, **k: self.create_proxy("call_module", path, a, k)):
+                    return forward(*args, **kwargs)
             return super().call_module(m, forward, args, kwargs)
         except Exception:  # noqa: BLE001  # any error of the user's code under symbolic values
-            path = self.path_of_module(m)
             self.failed.append(path)
             return self.create_proxy("call_module", path, args, kwargs)
 
@@ -114,27 +121,71 @@ class _Tracer(fx.Tracer):
         entering: dict[str, Flow] = {}
         flows: dict[fx.Node, Flow] = {}
         for node in self.graph.nodes:
-            flows[node] = self._flow(node, flows, entering)
+            flows[node] = self._flow(node, [flows[argument] for argument in node.all_input_nodes], entering)
+            written = written_node(node, self._module(node))
+            if written is not None:
+                self._overwrite(written, node, flows)
         return entering
 
-    def _flow(self, node: fx.Node, flows: dict[fx.Node, Flow], entering: dict[str, Flow]) -> Flow:
-        inputs = [flows[argument] for argument in node.all_input_nodes]
+    def _module(self, node: fx.Node) -> nn.Module | None:
+        return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def _flow(self, node: fx.Node, inputs: list[Flow], entering: dict[str, Flow]) -> Flow:
+        path, module = str(node.target), self._module(node)
         if node.op == "placeholder":
-            return Flow(unknown=f"it is fed by the argument {node.target!r}")
+            return Flow(unknown=f"it is fed by the argument {path!r}")
         if node.op == "get_attr":
-            value = _attribute(self.root, str(node.target))
-            return Flow({}, frozenset({id(value)}), unknown="its weight is used outside of a layer")
-        module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+            return Flow({}, self._weights_behind(path), unknown="its weight is used outside of a layer")
+        if module is not None and path in self.failed:
+            outer = obstruct(inputs, f"{type(module).__name__} {path!r} could not be traced")
+            return replace(outer, tainted=outer.tainted | parameter_ids(module))
         if isinstance(module, _BatchNorm):
-            path = str(node.target)
             entered, left = enter_batch_norm(path, module, inputs[0])
             entering[path] = merge([entering[path], entered]) if path in entering else entered
             return left
-        if isinstance(module, FEEDING_LAYERS) and node.target not in self.failed:
-            return enter_layer(str(node.target), module, inputs)
-        return pass_operation(node, module, flows)
+        if isinstance(module, FEEDING_LAYERS):
+            return enter_layer(path, module, inputs)
+        return pass_operation(node, module, inputs)
+
+    def _weights_behind(self, path: str) -> frozenset[int]:
+        owner, _, name = path.rpartition(".")
+        value = getattr(self.root.get_submodule(owner), name)
+        if isinstance(value, nn.Parameter):
+            return frozenset({id(value)})
+        # A tensor that was computed from parameters, those of a WeightNorm hook for example: it may be from any.
+        return parameter_ids(self.root) if isinstance(value, Tensor) and value.requires_grad else frozenset()
+
+    def _overwrite(self, written: fx.Node, node: fx.Node, flows: dict[fx.Node, Flow]) -> None:
+        """After an operation in place, every name of that memory has a new value."""
+        aliases = {written}
+        grown = True
+        while grown:
+            pairs = [(n, n.all_input_nodes[0]) for n in flows if n.all_input_nodes and self._shares_memory(n)]
+            more = {end for pair in pairs if aliases.intersection(pair) for end in pair} - aliases
+            aliases |= more
+            grown = bool(more)
+        for alias in aliases - {node}:
+            same = alias is written
+            flows[alias] = flows[node] if same else obstruct([flows[alias], flows[node]], "it is changed in place")
+
+    def _shares_memory(self, node: fx.Node) -> bool:
+        return may_alias(node, self._module(node), traced=str(node.target) not in self.failed)
 
 
-def _attribute(root: nn.Module, path: str) -> Any:
-    owner, _, name = path.rpartition(".")
-    return getattr(root.get_submodule(owner), name)
+# Defined in a subclass, these leave what the layer computes as it is.
+_HARMLESS = frozenset({"extra_repr", "reset_parameters", "train", "eval"})
+_HARMFUL = frozenset({"__call__", "__getattr__", "__getattribute__", "weight", "bias"})
+
+
+def _is_stock(module: nn.Module) -> bool:
+    """Whether a module computes what a class of torch.nn computes, also under a class of the user's."""
+    classes = type(module).__mro__
+    torchs = next(base for base in classes if base.__module__.startswith("torch.nn.modules"))
+    for base in classes[: classes.index(torchs)]:
+        if base.__module__ == "torch.nn.utils.parametrize":
+            continue  # the class that a parametrization wraps around the original
+        for name in vars(base):
+            special = name.startswith("__") and name.endswith("__")
+            if name in _HARMFUL or (not special and name not in _HARMLESS and hasattr(torchs, name)):
+                return False
+    return torchs is not nn.Module

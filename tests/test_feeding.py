@@ -354,6 +354,7 @@ NETS = {
     "times a negative number, then relu": Net(
         wrap(lambda m, x: m.bn((m.conv(x) * -1).relu()), conv=conv, bn=bn), pairs="conv>bn", complete=False
     ),
+    "times zero": Net(wrap(lambda m, x: m.bn(m.conv(x) * 0), conv=biased, bn=bn)),
     "plus a number": Net(wrap(lambda m, x: m.bn(m.conv(x) + 1), conv=conv, bn=bn), pairs="conv>bn", complete=False),
     "plus a number, then relu": Net(wrap(lambda m, x: m.bn((m.conv(x) + 0.3).relu()), conv=conv, bn=bn)),
     "squared": Net(wrap(lambda m, x: m.bn(m.conv(x) ** 2), conv=conv, bn=bn), pairs="conv>bn", complete=False),
@@ -391,6 +392,12 @@ NETS = {
         wrap(lambda m, x: m.bn(torch.cat([m.a(x), m.b(x)], 0)), a=conv, b=conv, bn=bn),
     ),
     "cat along space": Net(wrap(lambda m, x: m.bn(torch.cat([m.a(x), m.b(x)], 2)), a=conv, b=conv, bn=bn)),
+    "cat with the input along space": Net(
+        wrap(lambda m, x: m.bn(torch.cat([m.a(x), x], 2)), a=lambda: conv(4, 4), bn=bn), lambda: image(4)
+    ),
+    "cat with the input along the batch": Net(
+        wrap(lambda m, x: m.bn(torch.cat([m.a(x), x])), a=lambda: conv(4, 4), bn=bn), lambda: image(4)
+    ),
     "cat of linear layers": Net(
         wrap(
             lambda m, x: m.bn(torch.cat([m.a(x), m.b(x)], -1)),
@@ -569,6 +576,22 @@ NETS = {
     ),
     "mean over channels": Net(
         wrap(lambda m, x: m.bn(m.conv(x).mean(1)), conv=conv, bn=lambda: bn1d(6)),
+    ),
+    # With as many rows as channels only the axis is left to tell.
+    "mean over channels, as many rows": Net(
+        wrap(lambda m, x: m.bn(m.conv(x).mean(1)), conv=conv, bn=bn1d), lambda: image(3, 4)
+    ),
+    "mean over the batch, as many rows": Net(
+        wrap(lambda m, x: m.bn(m.conv(x).mean(0)), conv=conv, bn=bn1d), lambda: image(3, 4)
+    ),
+    "flatten channels and rows": Net(
+        wrap(lambda m, x: m.bn(m.conv(x).flatten(1, 2)), conv=biased, bn=lambda: bn1d(24)),
+        pairs="conv>bn",
+        complete=False,
+    ),
+    "channels last, flatten rows and columns": Net(
+        wrap(lambda m, x: m.bn(m.layer(x).flatten(1, 2)), layer=lambda: nn.Linear(3, 4), bn=lambda: bn1d(36)),
+        lambda: (torch.randn(5, 6, 6, 3, dtype=torch.float64),),
     ),
     "linear over the width of an image": Net(
         wrap(lambda m, x: m.bn(m.layer(m.conv(x))), conv=conv, layer=lambda: nn.Linear(6, 4), bn=bn),
