@@ -6,7 +6,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from lightning_normtheory.callbacks import record
 from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.host import HostCallback
 from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.callbacks.view import BatchFunction, FailedElsewhereError, View
 
 __all__ = ["DiagnosticCallback"]
 
@@ -131,7 +131,7 @@ class DiagnosticCallback(HostCallback):
         if not self._needs_probe:
             return
         if self.probe.collecting:
-            self.probe.collect(batch, trainer.world_size)
+            self.probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
         if not self._started:
             # Not earlier: a training_step may need what the module prepares in its own start hooks.
             self._started = True
@@ -177,7 +177,10 @@ class DiagnosticCallback(HostCallback):
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._warn_once(name, f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}")
+            # rank_zero_warn would keep quiet in the one process that knows the reason.
+            warn = rank_zero_warn if isinstance(error, FailedElsewhereError) else warnings.warn
+            message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
+            self._warn_once(name, message, warn)
             return None
         bad = [key for key, value in (result or {}).items() if math.isnan(value)]
         if bad:
@@ -186,10 +189,10 @@ class DiagnosticCallback(HostCallback):
             )
         return result
 
-    def _warn_once(self, key: str, message: str) -> None:
+    def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            rank_zero_warn(message)
+            warn(message)
 
     def _metric_name(self, name: str) -> str:
         layer = name.removeprefix("layers/")

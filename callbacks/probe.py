@@ -68,6 +68,7 @@ class Probe:
         self._chunks: list[Chunks] = []
         self._source: Any = None
         self._restored = False
+        self._collected: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
         return f"Probe(samples={self.samples}, seed={self.seed})"
@@ -82,14 +83,21 @@ class Probe:
         loaders, structure = tree_flatten(trainer.train_dataloader)
         if not all(_has_index(loader) for loader in loaders):
             self._chunks = []
-            self.collecting = not (restored and self._batches)
-            if self.collecting:
-                self._batches = []
+            if not (restored and self._batches):
+                self._start_collecting()
             return
         self.collecting = False
         if not (restored and self._fits(loaders)):
             self._chunks = [_draw(loader, self.samples, self.seed) for loader in loaders]
-        read = [list(_read(loader, chunks, self.seed)) for loader, chunks in zip(loaders, self._chunks)]
+        try:
+            read = [list(_read(loader, chunks, self.seed)) for loader, chunks in zip(loaders, self._chunks)]
+        except Exception as error:  # noqa: BLE001  # a dataset that can only be read in a worker, say
+            rank_zero_warn(
+                f"The probe could not be read from the training set ({type(error).__name__}: {error}). Copies of the "
+                "first training batches are used instead."
+            )
+            self._start_collecting()
+            return
         # Several loaders give one batch of batches; the first of them counts the samples, shorter ones start again.
         self._batches = [
             ProbeBatch(tree_unflatten([batches[i % len(batches)][0] for batches in read], structure), samples)
@@ -101,8 +109,19 @@ class Probe:
                 "Check the dataset's folder, split and filters."
             )
 
-    def collect(self, batch: Any, world_size: int) -> None:
-        """Copy a training batch that passes, until there are enough."""
+    def _start_collecting(self) -> None:
+        self.collecting, self._collected = True, None
+        self._batches, self._chunks = [], []
+
+    def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
+        """Copy a training batch that passes, until there are enough.
+
+        Args:
+            position: epoch and index of the batch, since callbacks that share a probe all see it pass.
+        """
+        if position == self._collected:
+            return
+        self._collected = position
         held = sum(batch.samples for batch in self._batches)
         if held * world_size >= self.samples:
             self.collecting = False

@@ -17,10 +17,14 @@ from lightning_normtheory.callbacks.rsc_metric import RSCMetric
 from lightning_normtheory.rsc import RSC, flat_gradient, trainable_parameters
 from lightning_normtheory.untouched import untouched
 
-__all__ = ["BatchFunction", "View", "default_predict", "training_step_loss"]
+__all__ = ["BatchFunction", "FailedElsewhereError", "View", "default_predict", "training_step_loss"]
 
 BatchFunction = Callable[[Any, Any], Tensor]
 _RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a tensor (samples, outputs)"}
+
+
+class FailedElsewhereError(RuntimeError):
+    """This process did its part, another one did not."""
 
 
 class View:
@@ -118,7 +122,7 @@ class View:
         if error is not None:
             raise error
         if failures:
-            raise RuntimeError("The measurement failed in another process, which reports the reason.")
+            raise FailedElsewhereError("The measurement failed in another process, which reports the reason.")
 
     def _add_up(self, values: Tensor) -> Tensor:
         """The sum over all processes."""

@@ -115,6 +115,27 @@ def test_iterable_data_gives_copies_of_the_first_batches(workers):
     assert torch.equal(data_of(probe), torch.cat(keep.batches[:3]))
 
 
+def test_callbacks_that_share_a_probe_copy_a_passing_batch_once():
+    shared = Probe(20)
+    callbacks = [NormTheory(probe=shared, on_error="raise"), RSCRatio(probe=shared, prefix="again", on_error="raise")]
+    trainer(callbacks, max_epochs=1).fit(Classifier("bn"), DataLoader(Stream(), 8))
+    assert [batch.samples for batch in shared.batches(0, 1)] == [8, 8, 8]
+    assert len(torch.unique(data_of(shared), dim=0)) == 24
+
+
+def test_a_dataset_that_only_workers_can_read():
+    class InWorkers(TensorDataset):
+        def __getitem__(self, index):
+            torch.utils.data.get_worker_info().id  # noqa: B018
+            return super().__getitem__(index)
+
+    probe = Probe(20)
+    fit = trainer([RSCRatio(probe=probe, on_error="raise")], max_epochs=1)
+    with pytest.warns(UserWarning, match="could not be read from the training set.*Copies of the first"):
+        fit.fit(Classifier("bn"), DataLoader(InWorkers(*tensors()), 8, num_workers=1))
+    assert [batch.samples for batch in probe.batches(0, 1)] == [8, 8, 8]
+
+
 def test_a_second_fit_reads_its_own_data():
     probe, callback = Probe(50), None
     callback = RSCRatio(probe=probe, on_error="raise")
