@@ -40,7 +40,7 @@ _VIEWS = frozenset(
         "swapdims", "permute", "movedim", "moveaxis", "t", "squeeze", "unsqueeze", "expand", "expand_as",
         "broadcast_to", "chunk", "split", "tensor_split", "getitem", "getattr", "narrow", "select", "unbind",
         "diagonal", "unfold", "as_strided", "contiguous", "detach", "to", "type", "float", "double", "half",
-        "bfloat16", "real", "imag", "dropout", "Identity", "Flatten", "Unflatten", "Dropout", "Dropout1d",
+        "bfloat16", "real", "pos", "imag", "dropout", "Identity", "Flatten", "Unflatten", "Dropout", "Dropout1d",
         "Dropout2d", "Dropout3d",
     }
 )
@@ -181,7 +181,7 @@ def _transpose(node: fx.Node, name: str, flow: Flow) -> Flow | None:
         # After a swap of the axes 1 and 2 of a value of unknown ndim, 3 axes are assumed, and a BatchNorm that expects
         # another number will refuse it.
         ndim = flow.ndim or (3 if set(swapped) <= {1, 2} else 0)
-        if ndim == 0 or not all(isinstance(axis, int) for axis in swapped):
+        if not all(isinstance(axis, int) and -ndim <= axis < ndim for axis in swapped):
             return None
         order = list(range(ndim))
         order[swapped[0]], order[swapped[1]] = order[swapped[1]], order[swapped[0]]
@@ -228,5 +228,6 @@ def may_alias(node: fx.Node, module: nn.Module | None, *, traced: bool) -> bool:
         return False
     origin = getattr(node.target, "__module__", None) or "torch"
     foreign = node.op == "call_function" and origin.split(".")[0] not in ("torch", "_operator", "math")
-    view = operation_name(node, module) in _VIEWS
+    # Most methods that nobody thinks of as views can be: y.cpu() is y where y is on the CPU.
+    view = node.op == "call_method" or operation_name(node, module) in _VIEWS
     return not traced or foreign or view or written_node(node, module) is not None

@@ -58,6 +58,9 @@ def _lend_buffers(model: nn.Module) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and not is_lazy(buffer):
                 module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+    for module in model.modules():  # a buffer may have a second name as a plain attribute
+        attributes = vars(module)
+        attributes.update({name: copies[id(value)] for name, value in attributes.items() if id(value) in copies})
 
 
 def _set_modes(model: nn.Module, batch_stats: bool | None) -> None:

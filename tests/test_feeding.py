@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from lightning_normtheory import feeding_layers, normalized_layers
 
@@ -192,6 +193,18 @@ def hooked(register):
     return build
 
 
+def replaced_forward(position):
+    """As accelerators and quantisers do it: on the instance."""
+
+    def build():
+        net = nn.Sequential(biased(), nn.Identity(), bn())
+        original = net[position].forward
+        net[position].forward = lambda x: original(x).tanh() if position < 2 else x.tanh()
+        return net
+
+    return build
+
+
 class MyBlock(nn.Module):
     def __init__(self, inputs=3):
         super().__init__()
@@ -292,6 +305,11 @@ def last_hidden(m, x):
 
 def weight_used_outside(m, x):
     return m.bn(torch.cat([m.layer(x), F.linear(x, m.layer.weight).tanh()], -1))
+
+
+def weight_used_first(m, x):
+    outside = F.linear(x, m.layer.weight).tanh()
+    return m.bn(torch.cat([outside, m.layer(x)], -1))
 
 
 NETS = {
@@ -447,6 +465,11 @@ NETS = {
         ),
         pairs="conv>a conv>b",
     ),
+    "shared layer behind the batch norm of its tanh": Net(
+        wrap(
+            lambda m, x: m.b(m.conv(m.a(m.conv(x).tanh()))), conv=lambda: conv(3, 3), a=lambda: bn(3), b=lambda: bn(3)
+        ),
+    ),
     "shared batch norm": Net(wrap(lambda m, x: m.bn(m.a(x)) + m.bn(m.b(x)), a=conv, b=conv, bn=bn), pairs="a>bn b>bn"),
     "shared batch norm, once on a tanh": Net(
         wrap(lambda m, x: m.bn(m.a(x)) + m.bn(m.b(x).tanh()), a=conv, b=conv, bn=bn), pairs="a>bn"
@@ -464,6 +487,9 @@ NETS = {
     ),
     "hook-normed weight used outside": Net(
         wrap(weight_used_outside, layer=lambda: hook_weight_norm(nn.Linear(3, 4)), bn=lambda: bn1d(8)), vector
+    ),
+    "hook-normed weight used outside first": Net(
+        wrap(weight_used_first, layer=lambda: hook_weight_norm(nn.Linear(3, 4)), bn=lambda: bn1d(8)), vector
     ),
     "gate": Net(wrap(gated, conv=conv, gate=lambda: biased(4, 4, 1), bn=bn)),
     "slope that depends on the value": Net(wrap(dynamic_slope, conv=conv, bn=bn)),
@@ -537,6 +563,15 @@ NETS = {
         # (5, 6, 4, features): the swap puts the axis of length 4 in front, and the 4 features stay behind.
         wrap(lambda m, x: m.bn(m.layer(x).transpose(1, 2)), layer=lambda: nn.Linear(3, 4), bn=bn),
         lambda: (torch.randn(5, 6, 4, 3, dtype=torch.float64),),
+    ),
+    "sequences, cat along positions, transposed": Net(
+        wrap(
+            lambda m, x: m.bn(torch.cat([m.a(x), m.b(x)], 1).transpose(1, 2)),
+            a=lambda: nn.Linear(3, 4),
+            b=lambda: nn.Linear(3, 4),
+            bn=bn1d,
+        ),
+        sequence,
     ),
     "channels last": Net(
         wrap(lambda m, x: m.bn(m.layer(x).permute(0, 3, 1, 2)), layer=lambda: nn.Linear(3, 4), bn=bn),
@@ -622,6 +657,15 @@ NETS = {
         wrap(discarded_inplace(lambda m, y: m.relu(y)), conv=biased, relu=lambda: nn.ReLU(inplace=True), bn=bn)
     ),
     "in-place through a view": Net(wrap(through_a_view, conv=biased, bn=bn)),
+    "in-place through cpu()": Net(
+        wrap(discarded_inplace(lambda m, y: y.cpu().tanh_()), conv=biased, bn=bn)  # the value itself, where it is there
+    ),
+    "in-place through type_as()": Net(wrap(discarded_inplace(lambda m, y: y.type_as(y).tanh_()), conv=biased, bn=bn)),
+    "in-place through a plus sign": Net(wrap(discarded_inplace(lambda m, y: (+y).tanh_()), conv=biased, bn=bn)),
+    "in-place copy": Net(wrap(discarded_inplace(lambda m, y: y.copy_(y.tanh())), conv=biased, bn=bn)),
+    "in-place by position": Net(
+        wrap(discarded_inplace(lambda m, y: F.threshold(y, 0.1, 0.3, True)), conv=biased, bn=bn)
+    ),
     "in-place, result used": Net(sequential(conv, lambda: nn.ReLU(inplace=True), bn), pairs="0>2"),
     # modules that are not torch's
     "user's block": Net(lambda: nn.Sequential(MyBlock(), MyBlock(4)), pairs="0.conv>0.bn 1.conv>1.bn"),
@@ -656,6 +700,21 @@ NETS = {
         hooked(lambda net: net[0].register_forward_hook(lambda module, args, output: None)),
         pairs="0>2",
         complete=False,
+    ),
+    "forward of a layer replaced": Net(replaced_forward(0)),
+    "forward of an identity replaced": Net(replaced_forward(1)),
+    "forward of a batch norm replaced": Net(replaced_forward(2)),
+    "backward hook": Net(
+        hooked(lambda net: net.register_full_backward_hook(lambda *_: None)),
+        lambda: (image()[0].requires_grad_(),),
+        pairs="0>2",
+    ),
+    "checkpointed layer": Net(
+        wrap(lambda m, x: m.bn(checkpoint(m.conv, x, use_reentrant=False)), conv=conv, bn=bn), pairs="conv>bn"
+    ),
+    "checkpointed block": Net(
+        wrap(lambda m, x: checkpoint(m.block, x, use_reentrant=False), block=lambda: nn.Sequential(conv(), bn())),
+        pairs="block.0>block.1",
     ),
     "lstm": Net(wrap(last_hidden, lstm=lambda: nn.LSTM(3, 4, batch_first=True), bn=bn1d), sequence),
     "attention": Net(SelfAttentionBefore, lambda: sequence(7, 4)),

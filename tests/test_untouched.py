@@ -277,9 +277,10 @@ def test_weight_norm_is_as_before(normalize):
 
 
 @CHOICES
-def test_a_graph_from_before_can_still_be_differentiated(batch_stats):
+@pytest.mark.parametrize("training", [True, False])
+def test_a_graph_from_before_can_still_be_differentiated(training, batch_stats):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)).train(training)
     x = torch.randn(5, 2)
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     loss = model(x).square().sum()
@@ -287,6 +288,28 @@ def test_a_graph_from_before_can_still_be_differentiated(batch_stats):
         model(x).sum().backward()
     actual = torch.autograd.grad(loss, list(model.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(actual, expected))
+
+
+class Counting(nn.Module):
+    """Reaches its buffer under another name as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+        self.alias = self.count
+
+    def forward(self, x):
+        self.alias.add_(1.0)
+        return x * self.count
+
+
+def test_a_buffer_with_a_second_name_stays_one_tensor():
+    model = Counting()
+    with untouched(model):
+        assert model.alias is model.count
+        assert model(torch.ones(1)).tolist() == [1.0]
+    assert model.count.tolist() == [0.0]
+    assert model.alias is model.count
 
 
 def train(steps: int, measure: bool) -> dict[str, torch.Tensor]:
