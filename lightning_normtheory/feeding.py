@@ -152,8 +152,9 @@ class _Tracer(fx.Tracer):
         value = getattr(self.root.get_submodule(owner), name)
         if isinstance(value, nn.Parameter):
             return frozenset({id(value)})
-        # A tensor that was computed from parameters, those of a WeightNorm hook for example: it may be from any.
-        return parameter_ids(self.root) if isinstance(value, Tensor) and value.requires_grad else frozenset()
+        constant = isinstance(value, Tensor) and not value.requires_grad
+        # What was computed from parameters, as a WeightNorm hook does, may come from any of them.
+        return frozenset() if constant else parameter_ids(self.root)
 
     def _overwrite(self, written: fx.Node, node: fx.Node, flows: dict[fx.Node, Flow]) -> None:
         """After an operation in place, every name of that memory has a new value."""
