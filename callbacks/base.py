@@ -155,6 +155,8 @@ class DiagnosticCallback(HostCallback):
     # -- every n-th epoch ----------------------------------------------------------------------------------------------
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._needs_probe:
+            self.probe.complete(trainer.world_size)
         if (trainer.current_epoch + 1) % self.every_n_epochs != 0:
             return
         begin = time.perf_counter()

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -122,19 +123,27 @@ class Probe:
         if position == self._collected:
             return
         self._collected = position
-        held = sum(batch.samples for batch in self._batches)
-        if held * world_size >= self.samples:
-            self.collecting = False
+        if sum(held.samples for held in self._batches) * world_size < self.samples:
+            self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
+
+    def complete(self, world_size: int) -> None:
+        """At the end of the first epoch: what was copied so far is the probe, and every process knows all of it."""
+        if not self.collecting:
             return
-        self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
+        self.collecting = False
+        if world_size > 1:
+            parts: list[Any] = [None] * world_size
+            torch.distributed.all_gather_object(parts, self._batches)
+            rounds = zip_longest(*parts)
+            self._batches = [batch for batches in rounds for batch in batches if batch is not None]
 
     def release(self) -> None:
         """Let go of the training loader; the samples stay."""
         self._source = None
 
     def batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
-        """What this process measures: every ``world_size``-th batch, or its own copies of passing batches."""
-        return self._batches[rank::world_size] if self._chunks else list(self._batches)
+        """What this process measures: every ``world_size``-th batch, or what it has copied so far."""
+        return list(self._batches) if self.collecting else self._batches[rank::world_size]
 
     def state_dict(self) -> dict[str, Any]:
         """The indices; of an iterable dataset, which has none, the samples themselves."""

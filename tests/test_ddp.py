@@ -74,6 +74,29 @@ def test_an_iterable_dataset_in_two_processes(tmp_path):
     assert math.isfinite(rows(tmp_path)[0]["normtheory/rsc_ratio"])
 
 
+def test_an_iterable_dataset_in_two_processes_resumes(tmp_path):
+    def run(folder, epochs, checkpoint=None):
+        strategy = {"strategy": "ddp_fork", "devices": 2, "default_root_dir": tmp_path / folder}
+        save = pl.callbacks.ModelCheckpoint(tmp_path / folder, save_last=True)
+        callbacks = [RSCRatio(on_error="raise", probe=20), save]
+        fit = trainer(callbacks, max_epochs=epochs, enable_checkpointing=True, **strategy)
+        fit.fit(StandingStill("wn"), DataLoader(ByRank(), 5), ckpt_path=checkpoint)
+        return rows(tmp_path / folder)
+
+    first = run("first", 1)
+    resumed = run("second", 2, tmp_path / "first" / "last.ckpt")
+    # nothing is learned: the same samples give the same number
+    assert resumed[1]["normtheory/rsc_ratio"] == pytest.approx(first[0]["normtheory/rsc_ratio"], rel=1e-12)
+
+
+class ByRank(Stream):
+    """Every process has samples of its own."""
+
+    def __iter__(self):
+        rank = torch.distributed.get_rank()
+        return iter(list(zip(self.x, self.y))[rank * 25 : rank * 25 + 25])
+
+
 class Fingerprint(pl.Callback):
     """Writes the weights that the first process ends with."""
 

@@ -115,6 +115,12 @@ def test_iterable_data_gives_copies_of_the_first_batches(workers):
     assert torch.equal(data_of(probe), torch.cat(keep.batches[:3]))
 
 
+def test_copies_are_taken_in_the_first_epoch_only():
+    probe = Probe(512)
+    trainer([RSCRatio(probe=probe, on_error="raise")]).fit(Classifier("bn"), DataLoader(Stream(), 8))
+    assert len(data_of(probe)) == 50
+
+
 def test_callbacks_that_share_a_probe_copy_a_passing_batch_once():
     shared = Probe(20)
     callbacks = [NormTheory(probe=shared, on_error="raise"), RSCRatio(probe=shared, prefix="again", on_error="raise")]
