@@ -55,6 +55,8 @@ def pass_operation(node: fx.Node, module: nn.Module | None, inputs: Sequence[Flo
         mixing = len(inputs) > 1
         reason = f"{name} mixes it with another value" if mixing else f"{name} does not commute with scaling"
         result = obstruct(inputs, reason)
+        if module is not None and parameter_ids(module):
+            result = replace(result, unknown=f"it is fed by {name} {node.target!r}")
     return result if module is None else replace(result, tainted=result.tainted | parameter_ids(module))
 
 

@@ -6,6 +6,7 @@ import os
 import warnings
 
 import pytest
+import torch
 
 if importlib.util.find_spec("lightning_normtheory") is None or not importlib.util.find_spec(
     "lightning_normtheory.callbacks"
@@ -15,6 +16,8 @@ if importlib.util.find_spec("lightning_normtheory") is None or not importlib.uti
         ' only once it is installed. Run: pip install -e ".[test]"'
     )
 
+# The models are tiny: a second thread costs more than it brings.
+torch.set_num_threads(1)
 # Tests of the recipes never talk to a server, whatever the environment says.
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"

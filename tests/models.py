@@ -1,8 +1,7 @@
 """The table of plain torch models that the quantities of the theory floor are tried on."""
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -142,14 +141,3 @@ MODELS = {
         (5, 2),
     ),
 }
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Tensors this small are computed in one thread before a second one is awake: up to thirty times faster."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -13,17 +13,11 @@ from torch import nn
 from lightning_normtheory import RSC, rsc_ratio
 from lightning_normtheory.rsc import flat_gradient, rsc_from_sums, trainable_parameters
 
-from models import MODELS, Graph, Model, freeze, one_thread
+from models import MODELS, Graph, Model, freeze
 from oracles import cross_entropy, dense_rsc, jacobian, mean_square_loss, square_loss
 
 # 1e-10 leaves room for the order of at most a few hundred float64 sums, and for nothing else.
 RELATIVE = 1e-10
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
 
 
 def sum_square(output, y):
