@@ -4,6 +4,7 @@ import difflib
 import inspect
 import math
 import platform
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.host import HostCallback
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.view import BatchFunction, FailedElsewhereError, View
+from lightning_normtheory.layers import refuse_uninitialized
+from lightning_normtheory.snapshot import Snapshot
 
 __all__ = ["DiagnosticCallback"]
 
@@ -43,9 +46,11 @@ class DiagnosticCallback(HostCallback):
     leaves_out: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "DiagnosticCallback":
-        known = list(inspect.signature(cls.__init__).parameters)[1:]
+        parameters = inspect.signature(cls.__init__).parameters
+        known = list(parameters)[1:]
+        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for name in kwargs:
-            if name not in known:
+            if name not in known and not open_ended:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{cls.__name__} has no argument {name!r}.{hint} It takes {', '.join(known)}.")
@@ -91,7 +96,9 @@ class DiagnosticCallback(HostCallback):
     # -- fit start: everything that is wrong with the set-up is said here --------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._resumed = False  # a checkpoint is loaded after this hook
+        # Nothing of an earlier fit remains; a checkpoint is loaded after this hook.
+        self._resumed = False
+        self._diagnostics = [diagnostic() for diagnostic in self.diagnostics]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = False
@@ -106,10 +113,12 @@ class DiagnosticCallback(HostCallback):
                 rank_zero_warn(f"{type(self).__name__} leaves out {diagnostic.names[0]}. {reason}")
             else:
                 self._active.append(diagnostic)
-        if self._needs_probe and self.loss is None:
-            self._check_training_step(pl_module)
+        if self._needs_probe:
+            refuse_uninitialized(pl_module)
+            if self.loss is None:
+                self._check_training_step(pl_module)
         if trainer.world_size > 1:  # every process logs the same number already; there is nothing to sync
-            warnings.filterwarnings("ignore", message=rf".*self\.log\('{self.prefix}[/_].*sync_dist=True")
+            warnings.filterwarnings("ignore", message=rf".*self\.log\('{re.escape(self.prefix)}[/_].*sync_dist")
 
     def _check_training_step(self, pl_module: LightningModule) -> None:
         remedy = (
@@ -168,7 +177,9 @@ class DiagnosticCallback(HostCallback):
         metrics["seconds"] = time.perf_counter() - begin
         named = {self._metric_name(name): value for name, value in metrics.items()}
         for name, value in named.items():
-            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1)
+            # Two callbacks log `seconds` under one name: what they cost together is the sum.
+            reduce = "sum" if name.endswith("/seconds") else "mean"
+            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, reduce_fx=reduce)
         self._write(trainer, named)
 
     def _guarded(self, diagnostic: Diagnostic, action: Any) -> Any:
@@ -201,7 +212,11 @@ class DiagnosticCallback(HostCallback):
         return f"{self.prefix}_layers/{layer}" if layer != name else f"{self.prefix}/{name}"
 
     def _write(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        everything = trainer.callback_metrics  # in every process: a metric of the user's may be summed over them
+        # In every process: a metric of the user's may be summed over them. And it must not remember that it was asked,
+        # since the module may still update it when its own epoch ends.
+        before = Snapshot(trainer.lightning_module, trainer._results, arrays=False)
+        everything = dict(trainer.callback_metrics)
+        before.restore()
         if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}

@@ -1,7 +1,7 @@
 """One callback class for both packages that Lightning is published under."""
 
+from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 __all__ = ["HostCallback"]
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 else:
     # A trainer of `lightning` accepts a callback of `pytorch_lightning` in a list, but neither as a bare argument nor
     # from LightningCLI. A class with both bases passes everywhere.
-    _packages = [name for name in ("pytorch_lightning", "lightning.pytorch") if find_spec(name.split(".")[0])]
+    _bases = [import_module("pytorch_lightning").Callback]
+    with suppress(ImportError):
+        _bases.append(import_module("lightning.pytorch").Callback)
 
-    class HostCallback(*(import_module(name).Callback for name in _packages)):
+    class HostCallback(*_bases):
         """A callback of every Lightning package that is installed."""

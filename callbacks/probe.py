@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -11,7 +11,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler
 
 from lightning_normtheory.rng import isolated_rng
 from lightning_normtheory.snapshot import Snapshot
@@ -29,11 +29,13 @@ class ProbeBatch:
         data: the batch, on the CPU.
         samples: how many samples are in it.
         transferred: whether the module's batch-transfer hooks have seen it already.
+        counts: whether it belongs to this process's share, or only keeps step with the others.
     """
 
     data: Any
     samples: int
     transferred: bool = False
+    counts: bool = True
 
 
 class Probe:
@@ -81,21 +83,27 @@ class Probe:
             return  # another callback that shares this probe was here
         self._source = source
         restored, self._restored = self._restored, False
+        self.collecting = False
+        if restored and self._batches:
+            return  # copies that the checkpoint brought along
         loaders, structure = tree_flatten(trainer.train_dataloader)
         if not all(_has_index(loader) for loader in loaders):
-            self._chunks = []
-            if not (restored and self._batches):
-                self._start_collecting()
+            self._start_collecting()
             return
-        self.collecting = False
         if not (restored and self._fits(loaders)):
             self._chunks = [_draw(loader, self.samples, self.seed) for loader in loaders]
+        problem = ""
         try:
-            read = [list(_read(loader, chunks, self.seed)) for loader, chunks in zip(loaders, self._chunks)]
+            read = [list(_read(loader, chunks, self)) for loader, chunks in zip(loaders, self._chunks)]
         except Exception as error:  # noqa: BLE001  # a dataset that can only be read in a worker, say
+            problem = f" ({type(error).__name__}: {error})"
+        failures = torch.tensor(float(bool(problem)), device=trainer.strategy.root_device)
+        if trainer.world_size > 1:  # all processes copy, or none
+            failures = trainer.strategy.reduce(failures, reduce_op="sum")
+        if failures > 0:
             rank_zero_warn(
-                f"The probe could not be read from the training set ({type(error).__name__}: {error}). Copies of the "
-                "first training batches are used instead."
+                f"The probe could not be read from the training set{problem}. Copies of the first training batches are "
+                "used instead."
             )
             self._start_collecting()
             return
@@ -143,12 +151,18 @@ class Probe:
 
     def batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
         """What this process measures: every ``world_size``-th batch, or what it has copied so far."""
-        return list(self._batches) if self.collecting else self._batches[rank::world_size]
+        if self.collecting:
+            return list(self._batches)
+        own = self._batches[rank::world_size]
+        # Every process takes the same number of steps, as in training: the user's step may wait for the others.
+        if self._batches and len(own) * world_size < len(self._batches):
+            own.append(replace(self._batches[0], counts=False))
+        return own
 
     def state_dict(self) -> dict[str, Any]:
         """The indices; of an iterable dataset, which has none, the samples themselves."""
         state: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "chunks": copy.deepcopy(self._chunks)}
-        if self._batches and not self._chunks:
+        if self._batches and not self._chunks and not self.collecting:
             if all(_is_plain(batch.data) for batch in self._batches):
                 state["batches"] = [(batch.data, batch.samples) for batch in self._batches]
             else:
@@ -189,7 +203,9 @@ def count_samples(batch: Any) -> int:
         >>> count_samples({"image": torch.zeros(5, 3), "name": ["a"] * 5})
         5
     """
-    for leaf in tree_flatten(batch)[0]:
+    # A mapping that is no dict (a tokenizer's output) is a leaf to torch.
+    plain = dict(batch) if isinstance(batch, Mapping) else batch
+    for leaf in tree_flatten(plain)[0]:
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             return len(leaf)
     raise ValueError(f"Expected a batch that holds a tensor with a first axis of samples, but got {describe(batch)}.")
@@ -216,6 +232,10 @@ def describe(batch: Any) -> str:
 def _has_index(loader: Any) -> bool:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return False  # a loader of the user's own, which may change what it loads
+    if loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler):
+        return False  # the dataset is asked for lists of indices
     return hasattr(loader.dataset, "__getitem__") and hasattr(loader.dataset, "__len__")
 
 
@@ -246,19 +266,19 @@ def _candidates(loader: DataLoader) -> list[int]:
 def _batch_size(loader: DataLoader) -> int:
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if size is None:  # a sampler of the user's own: as large as its first batch
-        before = Snapshot(loader.batch_sampler, arrays=False)
+        before = Snapshot(loader.batch_sampler)
         with isolated_rng():
             size = len(next(iter(loader.batch_sampler)))  # type: ignore[arg-type]
         before.restore()
     return int(size)
 
 
-def _read(loader: DataLoader, chunks: Chunks, seed: int) -> Iterator[tuple[Any, int]]:
+def _read(loader: DataLoader, chunks: Chunks, probe: Probe) -> Iterator[tuple[Any, int]]:
     """The batches at these indices, leaving the dataset (its caches, counters, generators) as it was."""
     before = Snapshot(loader.dataset, loader.collate_fn, arrays=False)
     samples = 0
-    limit = sum(map(len, chunks))
     batched = loader.batch_sampler is not None
+    limit = sum(map(len, chunks)) if batched else probe.samples
     reader: DataLoader = DataLoader(
         loader.dataset,
         batch_sampler=chunks if batched else None,
@@ -267,7 +287,7 @@ def _read(loader: DataLoader, chunks: Chunks, seed: int) -> Iterator[tuple[Any, 
         collate_fn=loader.collate_fn,
     )
     try:
-        with isolated_rng(seed):
+        with isolated_rng(probe.seed):
             for i, batch in enumerate(reader):
                 n = len(chunks[i]) if batched else count_samples(batch)
                 yield batch, n
@@ -285,4 +305,8 @@ def _to_cpu(batch: Any) -> Any:
 
 def _is_plain(batch: Any) -> bool:
     """Whether a checkpoint can hold it and be read back without executing code."""
-    return all(isinstance(leaf, (Tensor, int, float, str, bytes, type(None))) for leaf in tree_flatten(batch)[0])
+    if type(batch) in (list, tuple):
+        return all(map(_is_plain, batch))
+    if type(batch) is dict:
+        return all(map(_is_plain, (*batch.keys(), *batch.values())))
+    return type(batch) in (Tensor, int, float, bool, str, bytes, type(None))

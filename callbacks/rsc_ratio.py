@@ -39,7 +39,7 @@ class RSCRatioDiagnostic(Diagnostic):
         return {"last_loss": self._last_loss}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._last_loss = state["last_loss"]
+        self._last_loss = state.get("last_loss")
 
 
 class RSCRatio(DiagnosticCallback):

@@ -15,6 +15,7 @@ from lightning_normtheory.callbacks.muted import muted
 from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, describe
 from lightning_normtheory.callbacks.rsc_metric import RSCMetric
 from lightning_normtheory.rsc import RSC, flat_gradient, trainable_parameters
+from lightning_normtheory.snapshot import Snapshot
 from lightning_normtheory.untouched import untouched
 
 __all__ = ["BatchFunction", "FailedElsewhereError", "View", "default_predict", "training_step_loss"]
@@ -59,7 +60,9 @@ class View:
         sums = torch.zeros(2, dtype=torch.float64)
         with self._measuring(), torch.no_grad():
             for index, batch in enumerate(self._batches):
-                sums += batch.samples * torch.tensor([float(self._loss_of(batch, index)), 1.0], dtype=torch.float64)
+                loss = float(self._loss_of(batch, index))
+                if batch.counts:
+                    sums += batch.samples * torch.tensor([loss, 1.0], dtype=torch.float64)
         total, samples = self._add_up(sums).tolist()
         return total / samples
 
@@ -75,8 +78,9 @@ class View:
                 loss_gradient = flat_gradient(loss, parameters)
                 output = self._predict_on(batch)
                 predictor_gradient = flat_gradient(output.sum(), parameters)
-                metric.update(batch.samples, loss, loss_gradient, output.numel(), predictor_gradient)
-        if not self._batches:  # fewer probe batches than processes: take part in the sum with nothing
+                if batch.counts:
+                    metric.update(batch.samples, loss, loss_gradient, output.numel(), predictor_gradient)
+        if not any(batch.counts for batch in self._batches):  # fewer batches than processes: take part with nothing
             metric.update(0, torch.zeros(()), torch.zeros(()), 0, torch.zeros(()))
         return metric.compute()
 
@@ -107,6 +111,9 @@ class View:
         Without the agreement at the end, a process that failed would leave the others waiting in the next sum.
         """
         error: Exception | None = None
+        # Also what a step may reach outside of the module. The optimizer's tensors change in its own step only.
+        around = Snapshot([optimizer.param_groups for optimizer in self.trainer.optimizers], arrays=False)
+        should_stop = self.trainer.should_stop
         try:
             with (
                 muted(self.trainer, self.model),
@@ -118,6 +125,9 @@ class View:
                 yield
         except Exception as caught:  # noqa: BLE001  # handed on below, in every process
             error = caught
+        finally:
+            around.restore()
+            self.trainer.should_stop = should_stop
         failures = float(self._add_up(torch.tensor([float(error is not None)])))
         if error is not None:
             raise error
@@ -135,7 +145,7 @@ class View:
         loss = self._loss(self.model, data) if self._loss else training_step_loss(self.model, data, index)
         if loss.numel() != 1:
             raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
-        return loss
+        return loss.reshape(())
 
     def _predict_on(self, batch: ProbeBatch) -> Tensor:
         output = self._predict(self.model, self._on_device(batch))
@@ -151,7 +161,7 @@ class View:
         # A copy: the user's hooks and steps may work in place, and the probe must stay as it is.
         data = copy.deepcopy(batch.data)
         if batch.transferred:
-            return self.trainer.strategy.batch_to_device(data) if self.model.device.type != "cpu" else data
+            return self.model.transfer_batch_to_device(data, self.model.device, 0)
         data = self.trainer.precision_plugin.convert_input(data)
         data = self.model._on_before_batch_transfer(data, dataloader_idx=0)
         return self.trainer.strategy.batch_to_device(data, dataloader_idx=0)

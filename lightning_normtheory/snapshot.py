@@ -60,9 +60,15 @@ class Snapshot:
                 stack.extend(self._remember(value))
 
     def restore(self) -> None:
-        """Put everything back that has changed since."""
+        """Put everything back that has changed since; one thing that cannot be restored does not keep the others."""
+        errors = []
         for undo in self._undo:
-            undo()
+            try:
+                undo()
+            except Exception as error:  # noqa: BLE001  # raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _remember(self, value: Any) -> Iterable[Any]:
         """Note how to restore ``value`` and return what it contains."""

@@ -75,7 +75,12 @@ def weight_norms(model: nn.Module) -> dict[str, Tensor]:
 
 def unit_norms(layers: NormalizedLayers) -> dict[str, Tensor]:
     """`weight_norms` of layers that were found before."""
-    return {weight.name: torch.linalg.vector_norm(weight.vectors.detach(), dim=1) for weight in layers.weights}
+    return {weight.name: _norms(weight.vectors.detach()) for weight in layers.weights}
+
+
+def _norms(vectors: Tensor) -> Tensor:
+    half = vectors.dtype in (torch.float16, torch.bfloat16)  # a sum of squares needs more
+    return torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float32 if half else None)
 
 
 def min_weight_norm(model: nn.Module) -> float:
@@ -97,7 +102,7 @@ def min_weight_norm(model: nn.Module) -> float:
 
 def smallest(norms: dict[str, Tensor]) -> float:
     """The minimum over all units of all layers; NaN if any norm is."""
-    return float(torch.stack([norm.double().min().cpu() for norm in norms.values()]).min())
+    return float(torch.stack([norm.min().cpu().double() for norm in norms.values()]).min())
 
 
 def require_normalized(model: nn.Module) -> NormalizedLayers:

@@ -75,6 +75,12 @@ def _fit(config: Path, options: list[str]) -> Any:
         def add_arguments_to_parser(self, parser: Any) -> None:
             parser.add_argument("--ckpt_path", type=str | None, default=None, help="Resume from this checkpoint.")
 
+        def before_instantiate_classes(self) -> None:
+            # Older WandbLoggers write to a temporary folder if theirs does not exist.
+            folder = getattr(getattr(self.config.trainer.logger, "init_args", None), "save_dir", None)
+            if folder:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+
     # sys.argv stays as it is, since Lightning starts further processes with it.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     cli = RecipeCLI(

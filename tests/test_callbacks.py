@@ -301,6 +301,14 @@ def test_a_torn_line_is_passed_over_and_the_next_run_starts_on_a_new_one(tmp_pat
     assert [line["metrics"]["a"] for line in record.read(path) if "epoch" in line] == [math.inf, -math.inf]
 
 
+def test_the_seconds_of_several_callbacks_add_up():
+    fit = trainer([MinWeightNorm(), RSCRatio()], max_epochs=1)
+    fit.fit(Classifier("bn"), loader())
+    (path,) = Path().rglob("normtheory.jsonl")
+    written = [line["metrics"]["normtheory/seconds"] for line in record.read(path) if "epoch" in line]
+    assert float(fit.callback_metrics["normtheory/seconds"]) == pytest.approx(sum(written), rel=1e-6)
+
+
 def test_fast_dev_run_writes_nothing():
     trainer([NormTheory()], fast_dev_run=True).fit(Classifier("bn"), loader())
     assert not list(Path().rglob("normtheory.jsonl"))

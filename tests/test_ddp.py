@@ -97,6 +97,37 @@ class ByRank(Stream):
         return iter(list(zip(self.x, self.y))[rank * 25 : rank * 25 + 25])
 
 
+class Waiting(StandingStill):
+    """A step in which the processes wait for each other."""
+
+    def training_step(self, batch, batch_idx):
+        torch.distributed.all_reduce(torch.ones(1))
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_step_that_waits_for_the_other_process(tmp_path):
+    callback = RSCRatio(on_error="raise", probe=24)  # three batches of eight for two processes
+    fit = trainer([callback], max_epochs=1, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+    fit.fit(Waiting("wn"), loader(48))
+    assert math.isfinite(rows(tmp_path)[0]["normtheory/rsc_ratio"])
+
+
+class FailsToReadOnRankOne(TensorDataset):
+    def __getitem__(self, index):
+        if torch.distributed.get_rank() == 1 and torch.utils.data.get_worker_info() is None:
+            raise RuntimeError("only in workers")
+        return super().__getitem__(index)
+
+
+def test_a_dataset_that_one_process_cannot_read(tmp_path):
+    callback = RSCRatio(on_error="raise", probe=16)
+    fit = trainer([callback], max_epochs=1, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit.fit(StandingStill("wn"), DataLoader(FailsToReadOnRankOne(*tensors(48)), 8, num_workers=1))
+    assert math.isfinite(rows(tmp_path)[0]["normtheory/rsc_ratio"])
+
+
 class Fingerprint(pl.Callback):
     """Writes the weights that the first process ends with."""
 

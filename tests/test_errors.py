@@ -285,6 +285,33 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(monkeypatch):
     assert len([w for w in caught if "No space left" in str(w.message)]) == 1
 
 
+def test_lazy_layers_are_refused_before_they_are_disturbed():
+    class Lazy(Counts):
+        def __init__(self):
+            super().__init__("wn")
+            self.net.append(nn.LazyLinear(3))
+
+    refused(RSCRatio(), Lazy(), loader(), "still lazy. Run one batch through the model first")
+
+
+def test_a_loss_of_one_entry_is_a_scalar():
+    class OneEntry(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx).reshape(1)
+
+    fit = trainer([RSCRatio(on_error="raise")], max_epochs=1)
+    fit.fit(OneEntry("wn"), loader())
+    assert math.isfinite(fit.callback_metrics["normtheory/rsc_ratio"])
+
+
+def test_a_subclass_may_take_more_arguments():
+    class Mine(RSCRatio):
+        def __init__(self, note="", **arguments):
+            super().__init__(**arguments)
+
+    assert Mine(note="a", probe=8).probe.samples == 8
+
+
 class FrozenBatchNorm(Counts):
     """The way to train a BatchNorm net on single samples."""
 

@@ -123,6 +123,17 @@ class Clipped(Classifier):
         return super().training_step(batch, batch_idx)
 
 
+class Reaching(Classifier):
+    """A step that reaches out of the module."""
+
+    def training_step(self, batch, batch_idx):
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 0.97
+        if self.trainer.optimizers[0].param_groups[0]["lr"] < 0.03:
+            self.trainer.should_stop = True
+        return super().training_step(batch, batch_idx)
+
+
 class Scheduled(Classifier):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), 0.1, momentum=0.9, weight_decay=1e-3)
@@ -230,6 +241,7 @@ CASES = {
     "plain": (lambda: Classifier("plain"), loader, {}, {}),
     "everything collected": (Collecting, loader, {}, {}),
     "weights written in the step": (Clipped, loader, {}, {}),
+    "reaching for optimizer and trainer": (Reaching, loader, {}, {}),
     "schedulers": (Scheduled, loader, {}, {}),
     "transfer hooks": (OnDevice, loader, {}, {}),
     "lstm dropout": (Recurrent, loader, {}, {}),
@@ -298,6 +310,30 @@ def test_the_comparison_notices_a_disturbance():
             torch.rand(1)
 
     assert run("batchnorm", []) != run("batchnorm", [Careless()])
+
+
+def test_metrics_that_the_module_completes_at_the_end_of_its_epoch():
+    """Without the Recorder, which reads what is logged in both runs."""
+
+    class Late(Classifier):
+        def __init__(self):
+            super().__init__("wn")
+            self.total = torchmetrics.SumMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.total.update(1.0)
+            self.log("total", self.total, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_end(self):
+            self.total.update(1000.0)
+
+    def total(callbacks):
+        fit = trainer(callbacks, max_epochs=1)
+        fit.fit(Late(), loader())
+        return float(fit.callback_metrics["total"])
+
+    assert total([]) == total([NormTheory(on_error="raise")]) == 1007
 
 
 def test_several_callbacks_at_once():

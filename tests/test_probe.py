@@ -1,9 +1,18 @@
 """The samples that everything is measured on."""
 
+from collections import UserDict
+
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from lightning_normtheory.callbacks import NormTheory, Probe, RSCRatio
 from lightning_normtheory.callbacks.probe import count_samples, describe
@@ -163,11 +172,49 @@ def test_several_loaders_give_one_batch_of_batches():
     assert shapes == [(8, 5), (8, 5), (4, 5)]
 
 
+def whole_batches(**arguments):
+    return DataLoader(TensorDataset(*(t.unflatten(0, (5, 10)) for t in tensors())), batch_size=None, **arguments)
+
+
+def test_a_dataset_of_whole_batches_gives_samples_not_batches():
+    assert len(data_of(probe_of(whole_batches(), samples=20))) == 20
+    assert len(data_of(probe_of(whole_batches(), samples=512))) == 50
+
+
+def test_a_dataset_that_is_asked_for_lists_of_indices():
+    sampler = BatchSampler(SequentialSampler(range(50)), 8, drop_last=False)
+    probe = probe_of(DataLoader(TensorDataset(*tensors()), sampler=sampler, batch_size=None))
+    assert [batch.samples for batch in probe.batches(0, 1)] == [8, 8, 8]
+
+
+def test_a_loader_that_changes_what_it_loads_is_listened_to():
+    class Scaled(DataLoader):
+        def __iter__(self):
+            return iter([(100 * x, y) for x, y in super().__iter__()])
+
+    assert data_of(probe_of(Scaled(TensorDataset(*tensors()), 8))).std() > 50
+
+
+def test_mappings_that_are_no_dicts():
+    def collate(samples):
+        x, y = zip(*samples)
+        return UserDict(image=torch.stack(x), label=torch.stack(y))
+
+    class Mapped(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step((batch["image"], batch["label"]), batch_idx)
+
+    probe = Probe(20)
+    callback = RSCRatio(probe=probe, on_error="raise", predict=lambda module, batch: module(batch["image"]))
+    trainer([callback], max_epochs=1).fit(Mapped("bn"), DataLoader(Stream(), 8, collate_fn=collate))
+    assert [batch.samples for batch in probe.batches(0, 1)] == [8, 8, 8]
+
+
 def test_processes_share_the_batches_out():
     probe = probe_of(loader(batch_size=4), samples=20)
     parts = [probe.batches(rank, 3) for rank in range(3)]
-    assert sorted(len(part) for part in parts) == [1, 2, 2]
-    together = torch.cat([batch.data[0] for part in parts for batch in part])
+    assert [len(part) for part in parts] == [2, 2, 2]  # the same number of steps for all
+    together = torch.cat([batch.data[0] for part in parts for batch in part if batch.counts])
     assert sorted(indices_of(together)) == sorted(indices_of(data_of(probe)))
 
 
