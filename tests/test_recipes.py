@@ -65,7 +65,7 @@ def test_quickstart_logs_to_wandb_offline(quickstart):
     folder, _, _, err = quickstart
     assert list(folder.rglob("offline-run-*/*.wandb"))
     assert "wandb sync" in err
-    (config,) = folder.rglob("config.yaml")
+    (config,) = folder.glob("normtheory_runs/quickstart/*/config.yaml")
     assert yaml.safe_load(config.read_text())["seed_everything"] == 0
 
 
