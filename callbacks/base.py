@@ -117,8 +117,21 @@ class DiagnosticCallback(HostCallback):
             refuse_uninitialized(pl_module)
             if self.loss is None:
                 self._check_training_step(pl_module)
+        self._warn_of_namesakes(trainer)
         if trainer.world_size > 1:  # every process logs the same number already; there is nothing to sync
             warnings.filterwarnings("ignore", message=rf".*self\.log\('{re.escape(self.prefix)}[/_].*sync_dist")
+
+    def _warn_of_namesakes(self, trainer: Trainer) -> None:
+        """Lightning logs the mean of two values with one name: harmless only if they are equal."""
+        names = {name for diagnostic in self._diagnostics for name in diagnostic.names}
+        for other in trainer.callbacks:
+            if isinstance(other, DiagnosticCallback) and other is not self and other.prefix == self.prefix:
+                shared = names & {name for diagnostic in other._diagnostics for name in diagnostic.names}
+                if shared and {**other._settings(), "callback": ""} != {**self._settings(), "callback": ""}:
+                    rank_zero_warn(
+                        f"{type(self).__name__} and {type(other).__name__} measure {self.prefix}/{min(shared)} with "
+                        "different arguments, and their mean is logged. Give one of them another prefix=."
+                    )
 
     def _check_training_step(self, pl_module: LightningModule) -> None:
         remedy = (

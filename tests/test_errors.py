@@ -209,6 +209,15 @@ def test_two_callbacks_with_the_same_names():
     trainer([RSCRatio(), RSCRatio(probe=32, prefix="small")])
 
 
+def test_namesakes_with_different_arguments_are_noticed():
+    with pytest.warns(UserWarning, match="RSCRatio and NormTheory measure normtheory/.* another prefix="):
+        trainer([RSCRatio(probe=8), NormTheory()], max_epochs=1).fit(Classifier("wn"), loader())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer([MinWeightNorm(), RSCRatio(), NormTheory()], max_epochs=1).fit(Classifier("wn"), loader())
+    assert not [w for w in caught if "another prefix=" in str(w.message)]
+
+
 # -- failures during a run ---------------------------------------------------------------------------------------------
 
 
