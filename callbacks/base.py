@@ -124,7 +124,7 @@ class DiagnosticCallback(HostCallback):
     def _warn_of_namesakes(self, trainer: Trainer) -> None:
         """Lightning logs the mean of two values with one name: harmless only if they are equal."""
         names = {name for diagnostic in self._diagnostics for name in diagnostic.names}
-        for other in trainer.callbacks:
+        for other in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(other, DiagnosticCallback) and other is not self and other.prefix == self.prefix:
                 shared = names & {name for diagnostic in other._diagnostics for name in diagnostic.names}
                 if shared and {**other._settings(), "callback": ""} != {**self._settings(), "callback": ""}:

