@@ -32,6 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("name", nargs="?", help="of the recipe; then any option of it, for example --trainer.max_epochs 5")
     known, options = parser.parse_known_args(arguments)
     if known.command == "run":
+        if known.name is None and {"-h", "--help"} & set(options):
+            run.print_help()
+            return 0
         if known.name is None:
             run.error(f"expected the name of a recipe: {', '.join(registry.names())}")
         return _run(known.name, options)

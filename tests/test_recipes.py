@@ -121,6 +121,11 @@ def test_no_recipe_named(capsys):
     assert "quickstart" in capsys.readouterr().err
 
 
+def test_help_without_a_recipe(capsys):
+    assert main(["run", "--help"]) == 0
+    assert "of the recipe" in capsys.readouterr().out
+
+
 def test_every_recipe_opens_with_its_command(capsys):
     assert main(["list"]) == 0
     listed = capsys.readouterr().out
