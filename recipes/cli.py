@@ -1,6 +1,7 @@
 """The command ``normtheory``."""
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -108,6 +109,8 @@ def _report(trainer: Any) -> None:
         wandb.finish()  # Lightning leaves it open
     path = record.folder(trainer) / "normtheory.jsonl"
     if path.exists():
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal without ‖ still gets its table
         console = Console()
         console.print(epoch_table(path))
         console.print(f"Every number of this run: {path}", soft_wrap=True)
