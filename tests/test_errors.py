@@ -106,6 +106,7 @@ def test_manual_optimisation_needs_a_loss(callback):
 
 def test_manual_optimisation_does_not_matter_without_data():
     trainer([MinWeightNorm(on_error="raise")], max_epochs=1).fit(Manual(), loader())
+    assert math.isfinite(rows()[0]["normtheory/min_weight_norm"])
 
 
 def test_a_step_on_the_iterator_needs_a_loss():
@@ -177,8 +178,10 @@ def test_an_empty_loader(callback, empty):
 
 
 def test_no_training_asked_for_is_no_mistake():
-    trainer([NormTheory()], max_epochs=0).fit(Classifier("wn"), loader())
-    trainer([NormTheory()], limit_train_batches=0).fit(Classifier("wn"), loader())
+    for nothing in ({"max_epochs": 0}, {"limit_train_batches": 0}):
+        fit = trainer([NormTheory()], **nothing)
+        fit.fit(Classifier("wn"), loader())
+        assert fit.global_step == 0
 
 
 @pytest.mark.parametrize("callback", ALL)
