@@ -2,9 +2,8 @@
 
 import copy
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -122,7 +121,6 @@ class View:
                 self.trainer.precision_plugin.forward_context(),
                 torch.autocast(self.model.device.type, enabled=False),  # mixed precision has the weights in full
                 torch.enable_grad(),
-                _uncompiled(),
             ):
                 yield
         except Exception as caught:  # noqa: BLE001  # handed on below, in every process
@@ -167,13 +165,6 @@ class View:
         data = self.trainer.precision_plugin.convert_input(data)
         data = self.model._on_before_batch_transfer(data, dataloader_idx=0)
         return self.trainer.strategy.batch_to_device(data, dataloader_idx=0)
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """A probe batch of another size would make torch.compile build other kernels, which the training would then use."""
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
 
 
 def default_predict(module: LightningModule, batch: Any) -> Tensor:

@@ -8,18 +8,25 @@ from importlib.metadata import PackageNotFoundError, version
 
 from lightning_normtheory.batchnorm import batchnorm_factors
 from lightning_normtheory.feeding import Feeding, feeding_layers
+from lightning_normtheory.hessian import hessian_operator, hessian_vector_product
 from lightning_normtheory.layers import NormalizedWeight
 from lightning_normtheory.rsc import RSC, rsc_ratio
+from lightning_normtheory.top_eigenvalue import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue
 from lightning_normtheory.untouched import untouched
 from lightning_normtheory.weight_norms import NormalizedLayers, min_weight_norm, normalized_layers, weight_norms
 
 __all__ = [
     "RSC",
+    "Eigenpair",
     "Feeding",
     "NormalizedLayers",
     "NormalizedWeight",
     "batchnorm_factors",
     "feeding_layers",
+    "hessian_eigenpairs",
+    "hessian_operator",
+    "hessian_top_eigenvalue",
+    "hessian_vector_product",
     "min_weight_norm",
     "normalized_layers",
     "rsc_ratio",

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
+from lightning_normtheory.eager import eager
 from lightning_normtheory.rng import isolated_rng
 from lightning_normtheory.snapshot import Snapshot
 
@@ -19,7 +20,7 @@ def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 
     """Inside: the deterministic function that is trained. Afterwards: the model as it was, to the last bit.
 
     Dropout and every other layer that behaves differently in training is switched off, except for the layers that
-    normalise with statistics of the batch.
+    normalise with statistics of the batch. A compiled model runs as it was written.
 
     Args:
         model: its parameters, buffers, ``.grad``, train/eval flags and python attributes are restored on exit, and so
@@ -39,7 +40,7 @@ def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 
         (0, True)
     """
     snapshot = Snapshot(model)
-    with isolated_rng(seed):
+    with isolated_rng(seed), eager(model):
         try:
             for parameter in model.parameters():
                 parameter.grad = None

@@ -1,0 +1,122 @@
+"""WeightNorm that can be differentiated twice: PyTorch's own operation has a wrong second derivative."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["ComposedWeightNorm", "EffectiveWeights", "WeightNormMap"]
+
+
+class ComposedWeightNorm(TorchFunctionMode):
+    """Inside, ``torch._weight_norm`` is the composition v·(g/‖v‖), which every transform of torch differentiates.
+
+    The fused operation treats its saved norms as constants in the second derivative, which makes the v–v block of every
+    Hessian wrong, and has no forward-mode derivative and no batching rule. Both of PyTorch's forms of WeightNorm call it.
+
+    Example:
+        ∂²/∂v² of g·v₁/‖v‖ at v = (1, 1), g = 1, in the direction (1, 1), along which w does not move: −∇_v w₁
+
+        >>> v, g = torch.ones(1, 2, requires_grad=True), torch.ones(1, 1)
+        >>> with ComposedWeightNorm():
+        ...     w = torch._weight_norm(v, g, 0)
+        >>> (gradient,) = torch.autograd.grad(w[0, 0], v, create_graph=True)
+        >>> gradient.detach(), torch.autograd.grad(gradient.sum(), v)[0]
+        (tensor([[ 0.3536, -0.3536]]), tensor([[-0.3536,  0.3536]]))
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._weight_norm:
+            return self.weight_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def weight_norm(self, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+        return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+class EffectiveWeights(ComposedWeightNorm):
+    """Inside, every weight under WeightNorm is a leaf of the graph, and `maps` knows where it comes from.
+
+    Second derivatives with respect to w cost nothing extra that way; `WeightNormMap` takes them back to g and v. The
+    same g and v always give the same leaf: in every batch, in layers that share them, and when checkpointing runs a
+    forward pass again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps: dict[tuple[int, int, int], WeightNormMap] = {}
+
+    def weight_norm(self, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+        if not (torch.is_grad_enabled() and (v.requires_grad or g.requires_grad)):
+            return torch._weight_norm(v, g, dim)
+        if not (v.is_leaf and g.is_leaf):  # computed from something else: leave the whole way in the graph
+            return super().weight_norm(v, g, dim)
+        key = (id(v), id(g), dim)
+        if key not in self.maps:
+            self.maps[key] = WeightNormMap(v, g, dim)
+        return self.maps[key].w
+
+
+class WeightNormMap:
+    """w = g v/‖v‖ unit by unit, with its first two derivatives in closed form.
+
+    Notation, for each unit: v̂ = v/‖v‖, s = g/‖v‖, and a = ∂L/∂w. Tensors of the shape of v are handled as
+    (units, entries).
+
+    Attributes:
+        w: the effective weight, a leaf that requires a gradient.
+    """
+
+    def __init__(self, v: Tensor, g: Tensor, dim: int) -> None:
+        self.v, self.g = v, g
+        self._dim = dim
+        with torch.no_grad():
+            self.w = torch._weight_norm(v, g, dim).requires_grad_()
+            self._norm = torch.norm_except_dim(v, 2, dim).reshape(-1, 1)
+            self._unit = self._units(v) / self._norm
+            self._scale = g.reshape(-1, 1) / self._norm
+
+    def _units(self, x: Tensor) -> Tensor:
+        # dim = -1 is how torch writes dim=None: one norm for all.
+        return x.reshape(1, -1) if self._dim == -1 else x.movedim(self._dim, 0).flatten(1)
+
+    def _unflatten(self, x: Tensor) -> Tensor:
+        if self._dim == -1:
+            return x.reshape(self.v.shape)
+        return x.reshape(self.v.movedim(self._dim, 0).shape).movedim(0, self._dim)
+
+    def push(self, g_dot: Tensor, v_dot: Tensor) -> Tensor:
+        """The derivative of w along (ġ, v̇): ẇ = ġ v̂ + s(v̇ − (v̂·v̇)v̂)."""
+        v_dot = self._units(v_dot)
+        along = _dot(self._unit, v_dot)
+        return self._unflatten(
+            torch.addcmul(v_dot * self._scale, self._unit, g_dot.reshape(-1, 1) - self._scale * along)
+        )
+
+    def pull(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient in (g, v) of a loss whose gradient in w is a: c = v̂·a and s(a − c v̂)."""
+        a = self._units(a)
+        c = _dot(self._unit, a)
+        return c.reshape(self.g.shape), self._unflatten(self._scale * torch.addcmul(a, self._unit, c, value=-1))
+
+    def pull_tangent(self, a: Tensor, a_dot: Tensor, g_dot: Tensor, v_dot: Tensor) -> tuple[Tensor, Tensor]:
+        """The derivative of `pull` along (ġ, v̇), where a moves by ȧ = H_w ẇ: a row of Jᵀ H_w J + Σ_i a_i ∇²w_i."""
+        a, a_dot, v_dot = self._units(a), self._units(a_dot), self._units(v_dot)
+        g_dot = g_dot.reshape(-1, 1)
+        c, c_dot = _dot(self._unit, a), _dot(self._unit, a_dot)
+        along, across = _dot(self._unit, v_dot), _dot(a, v_dot)
+        turned = (across - c * along) / self._norm  # a · dv̂
+        s_dot = (g_dot - self._scale * along) / self._norm
+        out = torch.addcmul(a_dot * self._scale, a, s_dot)
+        out.addcmul_(v_dot, self._scale * c / self._norm, value=-1)
+        out.addcmul_(self._unit, self._scale * (c * along / self._norm - c_dot - turned) - s_dot * c)
+        return (c_dot + turned).reshape(self.g.shape), self._unflatten(out)
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """Row by row, as (units, 1): one pass over both, without a product of their size in between."""
+    return torch.bmm(x.unsqueeze(1), y.unsqueeze(2)).squeeze(2)

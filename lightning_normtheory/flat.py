@@ -1,0 +1,60 @@
+"""Parameters by name, and the same numbers as one flat vector."""
+
+from collections.abc import Mapping
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+__all__ = ["FlatParameters"]
+
+
+class FlatParameters:
+    """The space ℝᵖ of the parameters θ, in the order of the dict and in one dtype: that of the parameters, at least
+    float32.
+
+    Example:
+        >>> space = FlatParameters({"w": torch.zeros(2, 2), "b": torch.zeros(1)})
+        >>> space.flatten({"w": torch.eye(2), "b": torch.ones(1)})
+        tensor([1., 0., 0., 1., 1.])
+        >>> space.unflatten(torch.arange(5.0))["b"]
+        tensor([4.])
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self.parameters = dict(parameters)
+        self.size = sum(p.numel() for p in self.parameters.values())
+        first = next(iter(self.parameters.values()))
+        self.dtype = reduce(torch.promote_types, (p.dtype for p in self.parameters.values()), torch.float32)
+        self.device = first.device
+
+    def zeros(self, extra: int = 0) -> Tensor:
+        return torch.zeros(self.size + extra, dtype=self.dtype, device=self.device)
+
+    def views(self, flat: Tensor) -> dict[Tensor, Tensor]:
+        """The part of each parameter, in its shape, sharing memory with ``flat``."""
+        sizes = [p.numel() for p in self.parameters.values()]
+        parts = flat[: self.size].split(sizes)
+        return {p: part.view(p.shape) for p, part in zip(self.parameters.values(), parts)}
+
+    def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
+        """
+        Raises:
+            ValueError: if names or shapes are not those of the parameters.
+        """
+        missing, unknown = self.parameters.keys() - named.keys(), named.keys() - self.parameters.keys()
+        if missing or unknown:
+            raise ValueError(
+                "Expected a tensor for every trainable parameter by its name, but "
+                + " and ".join(
+                    f"{min(names)!r} {word}" for names, word in ((missing, "is missing"), (unknown, "is none")) if names
+                )
+                + "."
+            )
+        for name, p in self.parameters.items():
+            if named[name].shape != p.shape:
+                raise ValueError(f"Expected shape {tuple(p.shape)} for {name!r}, but got {tuple(named[name].shape)}.")
+        return torch.cat([named[name].detach().reshape(-1).to(self.device, self.dtype) for name in self.parameters])
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.parameters, self.views(flat).values()))

@@ -1,0 +1,281 @@
+"""The Hessian of the loss as a linear map: products with vectors, right on WeightNorm and BatchNorm."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_normtheory.effective_weights import EffectiveWeights
+from lightning_normtheory.flat import FlatParameters
+from lightning_normtheory.rsc import trainable_parameters
+from lightning_normtheory.second_derivatives import (
+    explain_second_derivative,
+    refuse_once_differentiable,
+    twice_differentiable,
+)
+from lightning_normtheory.untouched import untouched
+
+__all__ = ["LossHessian", "Memory", "hessian_operator", "hessian_vector_product"]
+
+Memory = Literal["high", "low"]
+LossOfBatch = Callable[[], tuple[Tensor, int]]
+Exchange = Callable[[Callable[[], Tensor], int], Tensor]
+
+
+def hessian_vector_product(
+    model: nn.Module,
+    loss: Callable[[Tensor, Any], Tensor],
+    batches: Iterable[tuple[Any, Any]],
+    vector: Mapping[str, Tensor],
+    *,
+    batch_stats: bool | None = None,
+) -> dict[str, Tensor]:
+    """∇²L(θ)·vector with L = (1/n) Σ_i ℓ(f(x_i), y_i), exact over all batches, by differentiating twice.
+
+    PyTorch's own second derivative of a WeightNorm is wrong; this one is not (see `EffectiveWeights`). For many products
+    with one Hessian, `hessian_operator` keeps the graph.
+
+    Args:
+        model: f; its outputs have the samples in front.
+        loss: ``loss(output, target)``, a mean over the samples of a batch.
+        batches: pairs ``(x, y)``. Batches of different sizes are weighted by their size.
+        vector: a tensor for every trainable parameter, by its name in ``model.named_parameters()``.
+        batch_stats: whether BatchNorm uses the statistics of each batch; ``None``: as the model is set.
+
+    Returns:
+        The product by parameter name, in the shapes of the parameters; zero where the loss does not curve.
+
+    Example:
+        f = wx, L = ½Σ(wx_i − y_i)² over two samples: L'' = x_1² + x_2²
+
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> x, y = torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [1.0]])
+        >>> hessian_vector_product(model, nn.functional.mse_loss, [(x, y)], {"weight": torch.ones(1, 1)})
+        {'weight': tensor([[10.]])}
+    """
+    with hessian_operator(model, loss, batches, batch_stats=batch_stats, memory="low") as hessian:
+        product = hessian @ hessian.space.flatten(vector)
+    if not bool(torch.isfinite(product).all()):
+        raise FloatingPointError(
+            "Expected a finite Hessian-vector product, but it has entries that are NaN or infinite."
+        )
+    return hessian.space.unflatten(product)
+
+
+@contextmanager
+def hessian_operator(
+    model: nn.Module,
+    loss: Callable[[Tensor, Any], Tensor],
+    batches: Iterable[tuple[Any, Any]],
+    *,
+    batch_stats: bool | None = None,
+    memory: Memory = "high",
+) -> Iterator["LossHessian"]:
+    """The Hessian of the mean loss, for as many products as wanted; nothing of it is left in the model afterwards.
+
+    The arguments are those of `hessian_vector_product`, and of `LossHessian` for ``memory``.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> x, y = torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [1.0]])
+        >>> with hessian_operator(model, nn.functional.mse_loss, [(x, y)]) as hessian:
+        ...     [float(hessian @ torch.tensor([t])) for t in (1.0, 2.0)]
+        [10.0, 20.0]
+    """
+
+    def loss_of(x: Any, y: Any) -> tuple[Tensor, int]:
+        output = model(x)
+        return loss(output, y), len(output)
+
+    parameters = trainable_parameters(model)
+    batches = list(batches)
+    if not batches:
+        raise ValueError("Expected at least one sample, but the batches hold none.")
+    with untouched(model, batch_stats=batch_stats), torch.enable_grad():
+        hessian = LossHessian(parameters, [lambda x=x, y=y: loss_of(x, y) for x, y in batches], memory=memory)
+        try:
+            yield hessian
+        finally:
+            hessian.release()
+
+
+class LossHessian:
+    """H = ∇²L of L = (1/n) Σ_b n_b L_b as a symmetric map of flat vectors: ``hessian @ vector``.
+
+    The gradient is differentiated in the direction of the vector, H v = ∂/∂u ⟨∇L(u), v⟩, where u are the parameters and,
+    for weights under WeightNorm, the effective weights; `WeightNormMap` takes the result back to lengths and directions.
+    The model must be left as it is between the first product and the last.
+
+    Args:
+        parameters: θ by name.
+        losses: for each batch a function that returns its mean loss and its number of samples.
+        memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` builds it again, batch by batch,
+            for each. Where the device runs out of memory, the first becomes the second.
+        exchange: ``exchange(part, size)`` returns the sum over all processes of what ``part()``, a vector of ``size``
+            entries, is in each.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        losses: Sequence[LossOfBatch],
+        *,
+        memory: Memory = "high",
+        exchange: Exchange | None = None,
+    ) -> None:
+        if memory not in ("high", "low"):
+            raise ValueError(f"Expected memory to be 'high' or 'low', but got {memory!r}.")
+        self.space = FlatParameters(parameters)
+        self._losses = losses
+        self._memory = memory
+        self._exchange = exchange or (lambda part, size: part())
+        self._weights = EffectiveWeights()
+        self._graphs: list[_GradientGraph] = []
+        # Σ_b n_b ∂L_b/∂w for each effective weight: what ∇²w is contracted with.
+        self._slopes: dict[Tensor, Tensor] = {}
+        self._gradient: Tensor | None = None
+        self._samples = 0.0
+
+    @property
+    def gradient(self) -> Tensor:
+        """∇L (p,), a by-product of the first product."""
+        if self._gradient is None:
+            total = self._exchange(self._gradient_sum, self.space.size + 1)
+            self._samples = float(total[-1])
+            if self._samples == 0:
+                raise ValueError("Expected at least one sample, but the batches hold none.")
+            self._gradient = total[:-1] / self._samples
+        return self._gradient
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        """H v, both (p,)."""
+        if vector.shape != (self.space.size,):
+            raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
+        _ = self.gradient  # the number of samples
+        return self._exchange(lambda: self._product_sum(vector), self.space.size) / self._samples
+
+    def release(self) -> None:
+        """Let go of the graphs."""
+        self._graphs.clear()
+        self._slopes.clear()
+        self._weights.maps.clear()
+
+    # -- this process's part: sums over its samples --------------------------------------------------------------------
+
+    def _gradient_sum(self) -> Tensor:
+        try:
+            return self._collect_gradients()
+        except torch.cuda.OutOfMemoryError:
+            if self._memory == "low":
+                raise
+            self.release()
+            self._memory = "low"
+            return self._collect_gradients()
+
+    def _collect_gradients(self) -> Tensor:
+        sums: dict[Tensor, Tensor] = {}
+        samples = 0
+        for index in range(len(self._losses)):
+            graph = self._differentiate(index)
+            if graph.samples:
+                _add(sums, zip(graph.leaves, graph.gradients), graph.samples)
+                samples += graph.samples
+            if self._memory == "high":
+                self._graphs.append(graph)
+        result = self.space.zeros(extra=1)
+        result[-1] = samples
+        views = self.space.views(result)
+        for leaf, value in sums.items():
+            if leaf in views:
+                views[leaf] += value
+        for each in self._weights.maps.values():
+            if each.w in sums:
+                self._slopes[each.w] = sums[each.w]
+                for parameter, value in zip((each.g, each.v), each.pull(sums[each.w])):
+                    if parameter in views:
+                        views[parameter] += value
+        return result
+
+    def _differentiate(self, index: int) -> "_GradientGraph":
+        with self._weights, twice_differentiable():
+            loss, samples = self._losses[index]()
+            if loss.numel() != 1:
+                raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
+            if not loss.requires_grad:
+                raise ValueError(
+                    "Expected a loss that depends on a trainable parameter, but it has no graph. Look for detach(), "
+                    "item() or torch.no_grad() on the way from the model's output."
+                )
+            if not math.isfinite(float(loss.detach())):
+                raise FloatingPointError(
+                    f"Expected a finite loss, but batch {index} gives {float(loss.detach())}: there is no curvature to"
+                    " measure."
+                )
+            refuse_once_differentiable(loss)
+            leaves = [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
+            gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)
+        return _GradientGraph(loss, samples, leaves, gradients)
+
+    def _product_sum(self, vector: Tensor) -> Tensor:
+        tangents = self.space.views(vector)
+        nothing = torch.zeros((), dtype=vector.dtype, device=vector.device)
+        for each in self._weights.maps.values():
+            g_dot, v_dot = (tangents.get(p, nothing.expand(p.shape)) for p in (each.g, each.v))
+            tangents[each.w] = each.push(g_dot, v_dot)
+        curvature: dict[Tensor, Tensor] = {}
+        for index in range(len(self._losses)):
+            graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)
+            if graph.samples:
+                with self._weights:  # checkpointing runs forward passes again
+                    _add(curvature, graph.along(tangents, keep=self._memory == "high"), graph.samples)
+        result = self.space.zeros()
+        views = self.space.views(result)
+        for leaf, value in curvature.items():
+            if leaf in views:
+                views[leaf] += value
+        for each in self._weights.maps.values():
+            if each.w not in self._slopes:
+                continue
+            g_dot, v_dot = (tangents.get(p, nothing.expand(p.shape)) for p in (each.g, each.v))
+            a_dot = curvature.get(each.w, torch.zeros_like(each.w))
+            for parameter, value in zip((each.g, each.v), each.pull_tangent(self._slopes[each.w], a_dot, g_dot, v_dot)):
+                if parameter in views:
+                    views[parameter] += value
+        return result
+
+
+class _GradientGraph:
+    """The gradient of one batch's loss at the leaves, with the graph that leads to it."""
+
+    def __init__(self, loss: Tensor, samples: int, leaves: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        self.samples = samples
+        self._loss = loss
+        entering = [(leaf, gradient) for leaf, gradient in zip(leaves, gradients) if gradient is not None]
+        self.leaves = [leaf for leaf, _ in entering]
+        self._with_graph = [gradient for _, gradient in entering]
+        self.gradients = [gradient.detach() for gradient in self._with_graph]
+
+    def along(self, tangents: Mapping[Tensor, Tensor], *, keep: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """The derivative of the gradient along the tangents, by leaf; ``keep`` the graph for the next time."""
+        # A loss that is linear in a parameter has a constant gradient there: nothing to differentiate.
+        curved = [(g, leaf) for g, leaf in zip(self._with_graph, self.leaves) if g.requires_grad]
+        if not curved:
+            return
+        outputs = [gradient for gradient, _ in curved]
+        directions = [tangents[leaf].to(gradient.dtype) for gradient, leaf in curved]
+        try:
+            products = torch.autograd.grad(outputs, self.leaves, directions, retain_graph=keep, allow_unused=True)
+        except RuntimeError as error:
+            raise explain_second_derivative(self._loss, error) from error
+        yield from ((leaf, value) for leaf, value in zip(self.leaves, products) if value is not None)
+
+
+def _add(sums: dict[Tensor, Tensor], values: Iterable[tuple[Tensor, Tensor]], samples: int) -> None:
+    for leaf, value in values:
+        if leaf in sums:
+            sums[leaf].add_(value, alpha=samples)
+        else:
+            sums[leaf] = value * samples

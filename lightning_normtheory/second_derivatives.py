@@ -1,0 +1,71 @@
+"""Which losses can be differentiated twice, and what stands in the way of the others."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+__all__ = ["SecondDerivativeError", "explain_second_derivative", "refuse_once_differentiable", "twice_differentiable"]
+
+
+class SecondDerivativeError(RuntimeError):
+    """An operation in the loss has no second derivative."""
+
+
+def twice_differentiable() -> AbstractContextManager[Any]:
+    """Inside, attention uses the implementation that can be differentiated twice; the fused ones cannot."""
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def refuse_once_differentiable(loss: Tensor) -> None:
+    """Look for operations whose author has ruled out a second derivative.
+
+    Not left to autograd: it complains only where the operation's incoming gradient varies, and otherwise takes the
+    gradient for a constant, which gives a wrong Hessian without a word.
+
+    Raises:
+        SecondDerivativeError: that names the first such operation.
+    """
+    for node in _nodes(loss):
+        function = getattr(node, "_forward_cls", None)
+        if function is not None and _is_once_differentiable(function.backward):
+            raise SecondDerivativeError(
+                f"Expected a loss that can be differentiated twice, but the backward pass of {function.__qualname__} is"
+                " marked once_differentiable. Write it with differentiable operations and drop the mark, or pass a loss"
+                " that does without it."
+            )
+
+
+def explain_second_derivative(loss: Tensor, error: RuntimeError) -> RuntimeError:
+    """The error that autograd raised, with what is known about its origin."""
+    if "out of memory" in str(error):
+        return error
+    own = sorted({node.name() for node in _nodes(loss) if hasattr(node, "_forward_cls")})
+    suspects = f" Functions of your own in its graph: {', '.join(own)}." if own else ""
+    return SecondDerivativeError(
+        f"Expected a loss that can be differentiated twice, but autograd says: {str(error).rstrip('.')}.{suspects} Replace the operation"
+        " by differentiable ones, or pass a loss that does without it."
+    )
+
+
+def _nodes(loss: Tensor) -> Iterator[Any]:
+    """Every node of the graph of a loss."""
+    stack: list[Any] = [loss.grad_fn]
+    seen = set()
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            stack.extend(following for following, _ in node.next_functions)
+
+
+# `once_differentiable` leaves no mark on what it wraps, but all its wrappers share one piece of code.
+_WRAPPER = once_differentiable(lambda ctx: None).__code__
+
+
+def _is_once_differentiable(backward: Any) -> bool:
+    return getattr(backward, "__code__", None) is _WRAPPER
