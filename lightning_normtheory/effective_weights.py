@@ -1,11 +1,16 @@
 """WeightNorm that can be differentiated twice: PyTorch's own operation has a wrong second derivative."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.utils.weight_norm  # the module, which the function of the same name hides
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+_fused_weight_norm = torch._weight_norm
 
 __all__ = ["ComposedWeightNorm", "EffectiveWeights", "WeightNormMap"]
 
@@ -14,7 +19,7 @@ class ComposedWeightNorm(TorchFunctionMode):
     """Inside, ``torch._weight_norm`` is the composition v·(g/‖v‖), which every transform of torch differentiates.
 
     The fused operation treats its saved norms as constants in the second derivative, which makes the v–v block of every
-    Hessian wrong, and has no forward-mode derivative and no batching rule. Both of PyTorch's forms of WeightNorm call it.
+    Hessian wrong, and has no forward-mode derivative and no batching rule. Both of PyTorch's WeightNorms call it.
 
     Example:
         ∂²/∂v² of g·v₁/‖v‖ at v = (1, 1), g = 1, in the direction (1, 1), along which w does not move: −∇_v w₁
@@ -30,7 +35,7 @@ class ComposedWeightNorm(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch._weight_norm:
+        if func is _fused_weight_norm:
             return self.weight_norm(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -52,13 +57,26 @@ class EffectiveWeights(ComposedWeightNorm):
 
     def weight_norm(self, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
         if not (torch.is_grad_enabled() and (v.requires_grad or g.requires_grad)):
-            return torch._weight_norm(v, g, dim)
+            return _fused_weight_norm(v, g, dim)
         if not (v.is_leaf and g.is_leaf):  # computed from something else: leave the whole way in the graph
             return super().weight_norm(v, g, dim)
         key = (id(v), id(g), dim)
         if key not in self.maps:
             self.maps[key] = WeightNormMap(v, g, dim)
         return self.maps[key].w
+
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Inside, the same for forward passes that checkpointing runs again within a backward pass: there no mode of
+        this kind is active, so the names under which PyTorch's WeightNorms find the operation are replaced."""
+        places = ((torch, "_weight_norm"), (sys.modules["torch.nn.utils.weight_norm"], "_weight_norm"))
+        for place, name in places:
+            setattr(place, name, self.weight_norm)
+        try:
+            yield
+        finally:
+            for place, name in places:
+                setattr(place, name, _fused_weight_norm)
 
 
 class WeightNormMap:
@@ -75,7 +93,7 @@ class WeightNormMap:
         self.v, self.g = v, g
         self._dim = dim
         with torch.no_grad():
-            self.w = torch._weight_norm(v, g, dim).requires_grad_()
+            self.w = _fused_weight_norm(v, g, dim).requires_grad_()
             self._norm = torch.norm_except_dim(v, 2, dim).reshape(-1, 1)
             self._unit = self._units(v) / self._norm
             self._scale = g.reshape(-1, 1) / self._norm

@@ -35,8 +35,8 @@ def hessian_vector_product(
 ) -> dict[str, Tensor]:
     """∇²L(θ)·vector with L = (1/n) Σ_i ℓ(f(x_i), y_i), exact over all batches, by differentiating twice.
 
-    PyTorch's own second derivative of a WeightNorm is wrong; this one is not (see `EffectiveWeights`). For many products
-    with one Hessian, `hessian_operator` keeps the graph.
+    PyTorch's own second derivative of a WeightNorm is wrong; this one is not (see `EffectiveWeights`). For many
+    products with one Hessian, `hessian_operator` keeps the graph.
 
     Args:
         model: f; its outputs have the samples in front.
@@ -57,12 +57,7 @@ def hessian_vector_product(
         {'weight': tensor([[10.]])}
     """
     with hessian_operator(model, loss, batches, batch_stats=batch_stats, memory="low") as hessian:
-        product = hessian @ hessian.space.flatten(vector)
-    if not bool(torch.isfinite(product).all()):
-        raise FloatingPointError(
-            "Expected a finite Hessian-vector product, but it has entries that are NaN or infinite."
-        )
-    return hessian.space.unflatten(product)
+        return hessian.space.unflatten(hessian @ hessian.space.flatten(vector))
 
 
 @contextmanager
@@ -105,9 +100,9 @@ def hessian_operator(
 class LossHessian:
     """H = ∇²L of L = (1/n) Σ_b n_b L_b as a symmetric map of flat vectors: ``hessian @ vector``.
 
-    The gradient is differentiated in the direction of the vector, H v = ∂/∂u ⟨∇L(u), v⟩, where u are the parameters and,
-    for weights under WeightNorm, the effective weights; `WeightNormMap` takes the result back to lengths and directions.
-    The model must be left as it is between the first product and the last.
+    The gradient is differentiated in the direction of the vector, H v = ∂/∂u ⟨∇L(u), v⟩, where u are the parameters
+    and, for weights under WeightNorm, the effective weights; `WeightNormMap` takes the result back to lengths and
+    directions. The model must be left as it is between the first product and the last.
 
     Args:
         parameters: θ by name.
@@ -155,7 +150,10 @@ class LossHessian:
         if vector.shape != (self.space.size,):
             raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
         _ = self.gradient  # the number of samples
-        return self._exchange(lambda: self._product_sum(vector), self.space.size) / self._samples
+        product = self._exchange(lambda: self._product_sum(vector), self.space.size) / self._samples
+        if not math.isfinite(float(product.sum())):
+            raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
+        return product
 
     def release(self) -> None:
         """Let go of the graphs."""
@@ -171,9 +169,10 @@ class LossHessian:
         except torch.cuda.OutOfMemoryError:
             if self._memory == "low":
                 raise
-            self.release()
-            self._memory = "low"
-            return self._collect_gradients()
+        # Not in the except clause: there the traceback still holds the last graph.
+        self.release()
+        self._memory = "low"
+        return self._collect_gradients()
 
     def _collect_gradients(self) -> Tensor:
         sums: dict[Tensor, Tensor] = {}
@@ -216,6 +215,7 @@ class LossHessian:
                 )
             refuse_once_differentiable(loss)
             leaves = [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
+        with self._weights.in_backward(), twice_differentiable():
             gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)
         return _GradientGraph(loss, samples, leaves, gradients)
 
@@ -229,7 +229,7 @@ class LossHessian:
         for index in range(len(self._losses)):
             graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)
             if graph.samples:
-                with self._weights:  # checkpointing runs forward passes again
+                with self._weights.in_backward(), twice_differentiable():
                     _add(curvature, graph.along(tangents, keep=self._memory == "high"), graph.samples)
         result = self.space.zeros()
         views = self.space.views(result)

@@ -1,12 +1,13 @@
 """Which losses can be differentiated twice, and what stands in the way of the others."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
 
 __all__ = ["SecondDerivativeError", "explain_second_derivative", "refuse_once_differentiable", "twice_differentiable"]
 
@@ -15,9 +16,17 @@ class SecondDerivativeError(RuntimeError):
     """An operation in the loss has no second derivative."""
 
 
-def twice_differentiable() -> AbstractContextManager[Any]:
-    """Inside, attention uses the implementation that can be differentiated twice; the fused ones cannot."""
-    return sdpa_kernel(SDPBackend.MATH)
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Inside, attention uses the implementation that can be differentiated twice, which the fused ones cannot, and
+    parametrized weights are computed anew, even in a ``parametrize.cached()`` block."""
+    caching = parametrize._cache_enabled
+    parametrize._cache_enabled = 0
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        parametrize._cache_enabled = caching
 
 
 def refuse_once_differentiable(loss: Tensor) -> None:
@@ -45,9 +54,10 @@ def explain_second_derivative(loss: Tensor, error: RuntimeError) -> RuntimeError
         return error
     own = sorted({node.name() for node in _nodes(loss) if hasattr(node, "_forward_cls")})
     suspects = f" Functions of your own in its graph: {', '.join(own)}." if own else ""
+    reason = str(error).rstrip(".")
     return SecondDerivativeError(
-        f"Expected a loss that can be differentiated twice, but autograd says: {str(error).rstrip('.')}.{suspects} Replace the operation"
-        " by differentiable ones, or pass a loss that does without it."
+        f"Expected a loss that can be differentiated twice, but autograd says: {reason}.{suspects} Replace the"
+        " operation by differentiable ones, or pass a loss that does without it."
     )
 
 

@@ -54,8 +54,8 @@ def hessian_top_eigenvalue(
 ) -> Eigenpair:
     """The largest eigenvalue of ∇²L(θ), L = (1/n) Σ_i ℓ(f(x_i), y_i).
 
-    Stops when ‖Hv − λv‖ ≤ tol·|λ|. The error of λ itself is of the order of the residual's square, ‖Hv − λv‖²/gap, where
-    gap is the distance to the next eigenvalue. Gradient descent with step η is stable along v while λ < 2/η.
+    Stops when ‖Hv − λv‖ ≤ tol·|λ|. The error of λ itself is of the order of the residual's square, ‖Hv − λv‖²/gap,
+    where gap is the distance to the next eigenvalue. Gradient descent with step η is stable along v while λ < 2/η.
 
     Args:
         model: f; its outputs have the samples in front.
@@ -191,7 +191,7 @@ def _warn_of_asymmetry(pair: Pair) -> None:
     if pair.asymmetry > _ASYMMETRY * max(abs(pair.value), pair.residual):
         warnings.warn(
             f"The Hessian that autograd gives is not symmetric (by {pair.asymmetry:.2g}, beside an eigenvalue of "
-            f"{pair.value:.3g}): an operation in the loss has a wrong second derivative, and so is the eigenvalue. Look "
-            "for functions of your own whose backward pass cannot be differentiated.",
+            f"{pair.value:.3g}): an operation in the loss has a wrong second derivative, so the eigenvalue is wrong. "
+            "Look for functions of your own whose backward pass cannot be differentiated.",
             stacklevel=4,
         )

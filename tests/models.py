@@ -78,6 +78,64 @@ def batch_norm_mlp() -> nn.Module:
     return model
 
 
+def residual_block() -> nn.Module:
+    """A residual sum of BatchNorm branches, with smooth activations."""
+    return Graph(
+        lambda m, x: m.head(
+            (m.shortcut(x) + m.second_norm(m.second(m.first_norm(m.first(x)).tanh()))).tanh().flatten(1)
+        ),
+        first=nn.Conv2d(2, 3, 3, padding=1, bias=False),
+        first_norm=nn.BatchNorm2d(3),
+        second=nn.Conv2d(3, 3, 3, padding=1, bias=False),
+        second_norm=nn.BatchNorm2d(3),
+        shortcut=nn.Conv2d(2, 3, 1),
+        head=nn.Linear(27, 3),
+    )
+
+
+def weight_norm_residual(form: str) -> nn.Module:
+    normalize = WEIGHT_NORM_FORMS[form]
+    return Graph(
+        lambda m, x: m.head(x + m.second(m.first(x).tanh())),
+        first=normalize(nn.Linear(4, 5)),
+        second=normalize(nn.Linear(5, 4)),
+        head=nn.Linear(4, 3),
+    )
+
+
+def weight_norm_conv(form: str, dim: int | None) -> nn.Module:
+    normalize = partial(WEIGHT_NORM_FORMS[form], dim=dim)
+    return nn.Sequential(normalize(nn.Conv2d(2, 3, 3)), nn.SiLU(), nn.Flatten(), normalize(nn.Linear(27, 3), dim=0))
+
+
+def frozen_length(form: str) -> nn.Module:
+    """One layer trains its directions alone, as in the WN paper, the other its lengths alone."""
+    model = weight_norm_mlp(form)
+    length(model[0]).requires_grad_(False)
+    direction(model[2]).requires_grad_(False)
+    return model
+
+
+def shared_weight_norm(form: str) -> nn.Module:
+    layer = WEIGHT_NORM_FORMS[form](nn.Linear(4, 4))
+    return Graph(lambda m, x: m.head(m.layer(m.layer(x).tanh()).tanh()), layer=layer, head=nn.Linear(4, 3))
+
+
+def weight_norm_lstm() -> nn.Module:
+    lstm = nn.LSTM(2, 4, batch_first=True)
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        lstm = hook_weight_norm(lstm, name)
+    return Graph(lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=lstm, head=nn.Linear(4, 3))
+
+
+def attention() -> nn.Module:
+    return Graph(
+        lambda m, x: m.head(m.encoder(x).mean(1)),
+        encoder=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.1, activation="gelu", batch_first=True),
+        head=parametrized_weight_norm(nn.Linear(4, 3)),
+    )
+
+
 def batch_norm_conv() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3))
 
@@ -134,6 +192,17 @@ MODELS = {
     "unused": Model(lambda: Graph(lambda m, x: m.used(x).tanh(), used=nn.Linear(4, 3), unused=nn.Linear(5, 2))),
     "matrix-output": Model(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Unflatten(1, (2, 3))), outputs=(2, 3)),
     "number-output": Model(lambda: nn.Sequential(nn.Linear(4, 1), nn.Tanh(), nn.Flatten(0)), outputs=()),
+    **{f"wn-residual-{form}": Model(partial(weight_norm_residual, form)) for form in WEIGHT_NORM_FORMS},
+    **{
+        f"wn-conv-{form}-dim-{dim}": Model(partial(weight_norm_conv, form, dim), (2, 5, 5))
+        for form, dim in (("hook", 0), ("parametrized", 1), ("hook", 2), ("parametrized", 3), ("hook", None))
+    },
+    **{f"wn-shared-{form}": Model(partial(shared_weight_norm, form)) for form in WEIGHT_NORM_FORMS},
+    **{f"wn-frozen-{form}": Model(partial(frozen_length, form)) for form in WEIGHT_NORM_FORMS},
+    "wn-one-unit": Model(lambda: nn.Sequential(parametrized_weight_norm(nn.Linear(4, 1)), nn.Tanh(), nn.Linear(1, 3))),
+    "bn-residual": Model(residual_block, (2, 3, 3), coupled=True),
+    "wn-lstm": Model(weight_norm_lstm, (5, 2)),
+    "attention": Model(attention, (3, 4)),
     "lstm": Model(
         lambda: Graph(
             lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=nn.LSTM(2, 4, batch_first=True), head=nn.Linear(4, 3)
