@@ -97,6 +97,8 @@ class WeightNormMap:
             self._norm = torch.norm_except_dim(v, 2, dim).reshape(-1, 1)
             self._unit = self._units(v) / self._norm
             self._scale = g.reshape(-1, 1) / self._norm
+            # Where products put their results: asking for fresh memory each time would cost as much as filling it.
+            self._work, self._pushed = torch.empty_like(self._unit), torch.empty_like(self._unit)
 
     def _units(self, x: Tensor) -> Tensor:
         # dim = -1 is how torch writes dim=None: one norm for all.
@@ -107,34 +109,36 @@ class WeightNormMap:
             return x.reshape(self.v.shape)
         return x.reshape(self.v.movedim(self._dim, 0).shape).movedim(0, self._dim)
 
-    def push(self, g_dot: Tensor, v_dot: Tensor) -> Tensor:
-        """The derivative of w along (ġ, v̇): ẇ = ġ v̂ + s(v̇ − (v̂·v̇)v̂)."""
-        v_dot = self._units(v_dot)
-        along = _dot(self._unit, v_dot)
-        return self._unflatten(
-            torch.addcmul(v_dot * self._scale, self._unit, g_dot.reshape(-1, 1) - self._scale * along)
-        )
-
     def pull(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient in (g, v) of a loss whose gradient in w is a: c = v̂·a and s(a − c v̂)."""
         a = self._units(a)
-        c = _dot(self._unit, a)
+        c = self._dot(self._unit, a)
         return c.reshape(self.g.shape), self._unflatten(self._scale * torch.addcmul(a, self._unit, c, value=-1))
 
-    def pull_tangent(self, a: Tensor, a_dot: Tensor, g_dot: Tensor, v_dot: Tensor) -> tuple[Tensor, Tensor]:
-        """The derivative of `pull` along (ġ, v̇), where a moves by ȧ = H_w ẇ: a row of Jᵀ H_w J + Σ_i a_i ∇²w_i."""
-        a, a_dot, v_dot = self._units(a), self._units(a_dot), self._units(v_dot)
-        g_dot = g_dot.reshape(-1, 1)
-        c, c_dot = _dot(self._unit, a), _dot(self._unit, a_dot)
-        along, across = _dot(self._unit, v_dot), _dot(a, v_dot)
-        turned = (across - c * along) / self._norm  # a · dv̂
-        s_dot = (g_dot - self._scale * along) / self._norm
-        out = torch.addcmul(a_dot * self._scale, a, s_dot)
-        out.addcmul_(v_dot, self._scale * c / self._norm, value=-1)
-        out.addcmul_(self._unit, self._scale * (c * along / self._norm - c_dot - turned) - s_dot * c)
-        return (c_dot + turned).reshape(self.g.shape), self._unflatten(out)
+    def set_slope(self, a: Tensor) -> None:
+        """Remember a, for `pull_tangent`."""
+        self._slope = self._units(a)
+        self._slope_along = self._dot(self._unit, self._slope)
 
+    def push(self, g_dot: Tensor, v_dot: Tensor) -> Tensor:
+        """The derivative of w along (ġ, v̇): ẇ = ġ v̂ + s(v̇ − (v̂·v̇)v̂). Valid until the next call."""
+        self._g_dot, self._v_dot = g_dot.reshape(-1, 1), self._units(v_dot)
+        self._along = self._dot(self._unit, self._v_dot)
+        turn = self._g_dot - self._scale * self._along
+        return self._unflatten(torch.mul(self._v_dot, self._scale, out=self._pushed).addcmul_(self._unit, turn))
 
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    """Row by row, as (units, 1): one pass over both, without a product of their size in between."""
-    return torch.bmm(x.unsqueeze(1), y.unsqueeze(2)).squeeze(2)
+    def pull_tangent(self, a_dot: Tensor) -> tuple[Tensor, Tensor]:
+        """The derivative of `pull` along the (ġ, v̇) that was pushed last, where a moves by ȧ = H_w ẇ: the part of
+        (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇) that belongs to this weight. Valid until the next call."""
+        a, c, a_dot = self._slope, self._slope_along, self._units(a_dot)
+        # d/dt of c = v̂·a and of s(a − c v̂), with dv̂/dt = (v̇ − (v̂·v̇)v̂)/‖v‖
+        c_dot = self._dot(self._unit, a_dot) + (self._dot(a, self._v_dot) - c * self._along) / self._norm
+        s_dot = (self._g_dot - self._scale * self._along) / self._norm
+        out = torch.mul(a_dot, self._scale, out=self._work)
+        out.addcmul_(a, s_dot).addcmul_(self._v_dot, self._scale * c / self._norm, value=-1)
+        out.addcmul_(self._unit, self._scale * (c * self._along / self._norm - c_dot) - s_dot * c)
+        return c_dot.reshape(self.g.shape), self._unflatten(out)
+
+    def _dot(self, x: Tensor, y: Tensor) -> Tensor:
+        """Row by row, as (units, 1)."""
+        return torch.mul(x, y, out=self._work).sum(1, keepdim=True)

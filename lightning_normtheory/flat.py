@@ -28,14 +28,15 @@ class FlatParameters:
         self.dtype = reduce(torch.promote_types, (p.dtype for p in self.parameters.values()), torch.float32)
         self.device = first.device
 
-    def zeros(self, extra: int = 0) -> Tensor:
-        return torch.zeros(self.size + extra, dtype=self.dtype, device=self.device)
-
     def views(self, flat: Tensor) -> dict[Tensor, Tensor]:
         """The part of each parameter, in its shape, sharing memory with ``flat``."""
         sizes = [p.numel() for p in self.parameters.values()]
-        parts = flat[: self.size].split(sizes)
-        return {p: part.view(p.shape) for p, part in zip(self.parameters.values(), parts)}
+        return {p: part.view(p.shape) for p, part in zip(self.parameters.values(), flat.split(sizes))}
+
+    def join(self, parts: Mapping[Tensor, Tensor]) -> Tensor:
+        """The flat vector made of a part for each parameter; zero where there is none."""
+        filled = [parts[p].to_dense() if p in parts else torch.zeros_like(p) for p in self.parameters.values()]
+        return torch.cat([part.detach().reshape(-1).to(self.device, self.dtype) for part in filled])
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
         """
@@ -54,7 +55,7 @@ class FlatParameters:
         for name, p in self.parameters.items():
             if named[name].shape != p.shape:
                 raise ValueError(f"Expected shape {tuple(p.shape)} for {name!r}, but got {tuple(named[name].shape)}.")
-        return torch.cat([named[name].detach().reshape(-1).to(self.device, self.dtype) for name in self.parameters])
+        return self.join({p: named[name] for name, p in self.parameters.items()})
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         return dict(zip(self.parameters, self.views(flat).values()))

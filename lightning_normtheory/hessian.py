@@ -129,7 +129,7 @@ class LossHessian:
         self._exchange = exchange or (lambda part, size: part())
         self._weights = EffectiveWeights()
         self._graphs: list[_GradientGraph] = []
-        # Σ_b n_b ∂L_b/∂w for each effective weight: what ∇²w is contracted with.
+        # This process's part of ∂L/∂w for each effective weight: what ∇²w is contracted with.
         self._slopes: dict[Tensor, Tensor] = {}
         self._gradient: Tensor | None = None
         self._samples = 0.0
@@ -143,14 +143,17 @@ class LossHessian:
             if self._samples == 0:
                 raise ValueError("Expected at least one sample, but the batches hold none.")
             self._gradient = total[:-1] / self._samples
+            for each in self._weights.maps.values():
+                if each.w in self._slopes:
+                    each.set_slope(self._slopes[each.w] / self._samples)
         return self._gradient
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """H v, both (p,)."""
         if vector.shape != (self.space.size,):
             raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
-        _ = self.gradient  # the number of samples
-        product = self._exchange(lambda: self._product_sum(vector), self.space.size) / self._samples
+        _ = self.gradient  # which counts the samples
+        product = self._exchange(lambda: self._weighted_product(vector), self.space.size)
         if not math.isfinite(float(product.sum())):
             raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
         return product
@@ -161,7 +164,7 @@ class LossHessian:
         self._slopes.clear()
         self._weights.maps.clear()
 
-    # -- this process's part: sums over its samples --------------------------------------------------------------------
+    # -- this process's part -------------------------------------------------------------------------------------------
 
     def _gradient_sum(self) -> Tensor:
         try:
@@ -184,19 +187,12 @@ class LossHessian:
                 samples += graph.samples
             if self._memory == "high":
                 self._graphs.append(graph)
-        result = self.space.zeros(extra=1)
-        result[-1] = samples
-        views = self.space.views(result)
-        for leaf, value in sums.items():
-            if leaf in views:
-                views[leaf] += value
         for each in self._weights.maps.values():
             if each.w in sums:
-                self._slopes[each.w] = sums[each.w]
-                for parameter, value in zip((each.g, each.v), each.pull(sums[each.w])):
-                    if parameter in views:
-                        views[parameter] += value
-        return result
+                self._slopes[each.w] = sums.pop(each.w)
+                _add(sums, zip((each.g, each.v), each.pull(self._slopes[each.w])), 1)
+        count = torch.tensor([float(samples)], dtype=self.space.dtype, device=self.space.device)
+        return torch.cat([self.space.join(sums), count])
 
     def _differentiate(self, index: int) -> "_GradientGraph":
         with self._weights, twice_differentiable():
@@ -219,32 +215,25 @@ class LossHessian:
             gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)
         return _GradientGraph(loss, samples, leaves, gradients)
 
-    def _product_sum(self, vector: Tensor) -> Tensor:
+    def _weighted_product(self, vector: Tensor) -> Tensor:
         tangents = self.space.views(vector)
-        nothing = torch.zeros((), dtype=vector.dtype, device=vector.device)
         for each in self._weights.maps.values():
-            g_dot, v_dot = (tangents.get(p, nothing.expand(p.shape)) for p in (each.g, each.v))
-            tangents[each.w] = each.push(g_dot, v_dot)
+            # A length or a direction that is frozen does not move.
+            tangents.update({p: torch.zeros_like(p) for p in (each.g, each.v) if p not in tangents})
+            tangents[each.w] = each.push(tangents[each.g], tangents[each.v])
         curvature: dict[Tensor, Tensor] = {}
         for index in range(len(self._losses)):
             graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)
             if graph.samples:
                 with self._weights.in_backward(), twice_differentiable():
-                    _add(curvature, graph.along(tangents, keep=self._memory == "high"), graph.samples)
-        result = self.space.zeros()
-        views = self.space.views(result)
-        for leaf, value in curvature.items():
-            if leaf in views:
-                views[leaf] += value
+                    along = graph.along(tangents, keep=self._memory == "high")
+                _add(curvature, along, graph.samples / self._samples)
         for each in self._weights.maps.values():
-            if each.w not in self._slopes:
-                continue
-            g_dot, v_dot = (tangents.get(p, nothing.expand(p.shape)) for p in (each.g, each.v))
-            a_dot = curvature.get(each.w, torch.zeros_like(each.w))
-            for parameter, value in zip((each.g, each.v), each.pull_tangent(self._slopes[each.w], a_dot, g_dot, v_dot)):
-                if parameter in views:
-                    views[parameter] += value
-        return result
+            if each.w in self._slopes:
+                a_dot = curvature.pop(each.w) if each.w in curvature else torch.zeros_like(each.w)
+                for parameter, moved in zip((each.g, each.v), each.pull_tangent(a_dot)):
+                    curvature[parameter] = curvature[parameter] + moved if parameter in curvature else moved
+        return self.space.join(curvature)
 
 
 class _GradientGraph:
@@ -258,24 +247,25 @@ class _GradientGraph:
         self._with_graph = [gradient for _, gradient in entering]
         self.gradients = [gradient.detach() for gradient in self._with_graph]
 
-    def along(self, tangents: Mapping[Tensor, Tensor], *, keep: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    def along(self, tangents: Mapping[Tensor, Tensor], *, keep: bool) -> list[tuple[Tensor, Tensor]]:
         """The derivative of the gradient along the tangents, by leaf; ``keep`` the graph for the next time."""
         # A loss that is linear in a parameter has a constant gradient there: nothing to differentiate.
         curved = [(g, leaf) for g, leaf in zip(self._with_graph, self.leaves) if g.requires_grad]
         if not curved:
-            return
+            return []
         outputs = [gradient for gradient, _ in curved]
         directions = [tangents[leaf].to(gradient.dtype) for gradient, leaf in curved]
         try:
             products = torch.autograd.grad(outputs, self.leaves, directions, retain_graph=keep, allow_unused=True)
         except RuntimeError as error:
             raise explain_second_derivative(self._loss, error) from error
-        yield from ((leaf, value) for leaf, value in zip(self.leaves, products) if value is not None)
+        return [(leaf, value) for leaf, value in zip(self.leaves, products) if value is not None]
 
 
-def _add(sums: dict[Tensor, Tensor], values: Iterable[tuple[Tensor, Tensor]], samples: int) -> None:
+def _add(sums: dict[Tensor, Tensor], values: Iterable[tuple[Tensor, Tensor]], weight: float) -> None:
+    """Weighted sums by leaf, in memory of their own: what autograd returns may be the tangents themselves."""
     for leaf, value in values:
         if leaf in sums:
-            sums[leaf].add_(value, alpha=samples)
+            sums[leaf].add_(value, alpha=weight)
         else:
-            sums[leaf] = value * samples
+            sums[leaf] = value * weight
