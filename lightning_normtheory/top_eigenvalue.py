@@ -146,12 +146,13 @@ def leading_eigenpairs(
     if not 1 <= k <= hessian.space.size:
         raise ValueError(f"Expected k between 1 and the number of parameters, {hessian.space.size}, but got {k!r}.")
     solve = {"power": power_iteration, "lanczos": lanczos}[method]
-    start = _mixed_start(hessian.gradient, start, seed)
     found: list[Pair] = []
-    for _ in range(k):
+    for index in range(k):
+        # With noise of its own: where eigenvalues coincide, the start of the one before lacks all the others.
+        begin = _mixed_start(hessian.gradient, start, seed + index)
         project = _projector([pair.vector for pair in found])
         product = _deflated(hessian, project) if found else hessian.__matmul__
-        pair = solve(product, project(start), which=which, tol=tol, max_products=max_hvps)
+        pair = solve(product, project(begin), which=which, tol=tol, max_products=max_hvps)
         # The part of Hv along the vectors before is at most as large as their residuals.
         residual = sum((before.residual**2 for before in found), pair.residual**2) ** 0.5
         found.append(pair._replace(residual=residual))
