@@ -10,6 +10,7 @@ from lightning_normtheory.batchnorm import batchnorm_factors
 from lightning_normtheory.feeding import Feeding, feeding_layers
 from lightning_normtheory.hessian import hessian_operator, hessian_vector_product
 from lightning_normtheory.layers import NormalizedWeight
+from lightning_normtheory.predictor_hessian import predictor_hessian_norm
 from lightning_normtheory.rsc import RSC, rsc_ratio
 from lightning_normtheory.top_eigenvalue import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue
 from lightning_normtheory.untouched import untouched
@@ -29,6 +30,7 @@ __all__ = [
     "hessian_vector_product",
     "min_weight_norm",
     "normalized_layers",
+    "predictor_hessian_norm",
     "rsc_ratio",
     "untouched",
     "weight_norms",

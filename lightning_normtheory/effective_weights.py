@@ -40,7 +40,9 @@ class ComposedWeightNorm(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def weight_norm(self, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-        return v * (g / torch.norm_except_dim(v, 2, dim))
+        # dim = -1 is how torch writes dim=None: one norm for all.
+        axes = [axis for axis in range(v.dim()) if axis != dim]
+        return v * (g / torch.linalg.vector_norm(v, dim=axes, keepdim=dim != -1))
 
 
 class EffectiveWeights(ComposedWeightNorm):

@@ -1,12 +1,12 @@
 """The leading eigenpair of a symmetric map that is known only by its products with vectors."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Pair", "Product", "Which", "lanczos", "power_iteration"]
+__all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
 
 Product = Callable[[Tensor], Tensor]
 Which = Literal["algebraic", "magnitude", "smallest"]
@@ -90,52 +90,70 @@ def lanczos(product: Product, start: Tensor, *, which: Which, tol: float, max_pr
     The basis is reorthogonalised against all of itself in every step. When it is full it is replaced by its leading
     half in Ritz vectors (thick restart), so that memory stays bounded by ``basis`` + 1 vectors.
     """
-    p = len(start)
+    options: dict[str, Any] = {"which": which, "tol": tol, "max_products": max_products, "basis": basis}
+    return batched_lanczos(lambda v: product(v[0])[None], start[None], **options)[0]
+
+
+def batched_lanczos(
+    product: Product, start: Tensor, *, which: Which, tol: float, max_products: int, basis: int = 24
+) -> list[Pair]:
+    """`lanczos` for b maps at once: ``product`` takes v (b, p) to the H_i v_i. Each keeps its first converged pair."""
     basis = min(basis, max_products)
-    Q = start.new_empty(basis + 1, p)
-    T = torch.zeros(basis + 1, basis + 1, dtype=torch.float64)
-    Q[0] = start / start.norm()
+    Q = start.new_empty(len(start), basis + 1, start.shape[1])
+    T = torch.zeros(len(start), basis + 1, basis + 1, dtype=torch.float64)  # on the CPU: not every device has float64
+    Q[:, 0] = start / start.norm(dim=1, keepdim=True)
+    pairs: list[Pair | None] = [None] * len(start)
+    scale, asymmetry = T.new_zeros(len(start)), T.new_zeros(len(start))
     j = 0
-    scale = asymmetry = 0.0
+    coupled = slice(0, 1)  # the vectors that H q_j must have components along, beside the one that follows
     for products in range(1, max_products + 1):
-        w = product(Q[j])
-        T[j, j] = _dot(Q[j], w)
+        w = product(Q[:, j])
+        T[:, j, j] = (Q[:, j] * w).sum(1).cpu()
         # First the components that must be there, then whatever rounding (or a false derivative) has left.
-        known = T[: j + 1, j].to(w)
-        first = max(0, j - 1) if not bool(T[: max(0, j - 1), j].any()) else 0
-        w = torch.addmv(w, Q[first : j + 1].t(), known[first:], alpha=-1)
-        rest = Q[: j + 1] @ w
-        w = torch.addmv(w, Q[: j + 1].t(), rest, alpha=-1)
+        w = _subtract(w, Q[:, coupled], T[:, coupled, j].to(w))
+        rest = torch.einsum("bmp,bp->bm", Q[:, : j + 1], w)
+        w = _subtract(w, Q[:, : j + 1], rest)
         if j:
-            asymmetry = max(asymmetry, float(rest[:j].abs().max()))
-        beta = float(w.norm())
-        values, vectors = torch.linalg.eigh(T[: j + 1, : j + 1], UPLO="U")
-        scale = max(scale, float(values.abs().max()), beta)
+            asymmetry = torch.maximum(asymmetry, rest[:, :j].abs().amax(1).cpu())
+        beta = w.norm(dim=1).cpu().double()
+        values, vectors = torch.linalg.eigh(T[:, : j + 1, : j + 1], UPLO="U")
+        scale = torch.maximum(scale, torch.maximum(values.abs().amax(1), beta))
         order = _order(values, which)
-        value, ritz = float(values[order[0]]), vectors[:, order[0]]
-        residual = beta * abs(float(ritz[-1]))
-        converged = _small_enough(residual, value, scale, tol, start)
+        values, vectors = values.gather(1, order), vectors.gather(2, order[:, None].expand_as(vectors))
+        residuals = beta * vectors[:, -1, 0].abs()
         exhausted = beta <= 10 * torch.finfo(w.dtype).eps * scale
-        if converged or exhausted or products == max_products:
-            vector = ritz.to(w) @ Q[: j + 1]
-            return Pair(value, vector / vector.norm(), residual, converged or exhausted, products, asymmetry)
-        if j + 1 == basis:
-            keep = order[: basis // 2]
-            Q[: len(keep)] = vectors[:, keep].t().to(w) @ Q[: j + 1]
-            T.zero_()
-            j = len(keep) - 1
-            T[: j + 1, : j + 1] = torch.diag(values[keep])
-            T[: j + 1, j + 1] = beta * vectors[-1, keep]
+        for i in [i for i, pair in enumerate(pairs) if pair is None]:
+            value, residual = float(values[i, 0]), float(residuals[i])
+            converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), tol, w)
+            if converged or products == max_products:
+                vector = vectors[i, :, 0].to(w) @ Q[i, : j + 1]
+                pairs[i] = Pair(value, vector / vector.norm(), residual, converged, products, float(asymmetry[i]))
+        done = [pair for pair in pairs if pair is not None]
+        if len(done) == len(pairs):
+            return done
+        if j + 1 == basis:  # replace it by its leading half
+            j = basis // 2 - 1
+            Q[:, : j + 1] = vectors[:, :, : j + 1].transpose(1, 2).to(w) @ Q[:, :basis]
+            T.zero_().diagonal(dim1=1, dim2=2)[:, : j + 1] = values[:, : j + 1]
+            T[:, : j + 1, j + 1] = beta[:, None] * vectors[:, -1, : j + 1]
+            coupled = slice(0, j + 2)
         else:
-            T[j, j + 1] = beta
+            T[:, j, j + 1] = beta
+            coupled = slice(j, j + 2)
         j += 1
-        Q[j] = w / beta
+        # An exhausted map has its pair; it goes on with zeros.
+        Q[:, j] = w * torch.where(exhausted, 0.0, 1 / beta).to(w)[:, None]
     raise AssertionError("unreachable: the last product returns")
+
+
+def _subtract(w: Tensor, vectors: Tensor, coefficients: Tensor) -> Tensor:
+    """w_i − Σ_m c_im q_im."""
+    return torch.baddbmm(w[:, None], coefficients[:, None], vectors, alpha=-1)[:, 0]
 
 
 def _order(values: Tensor, which: Which) -> Tensor:
     keys = {"algebraic": values, "magnitude": values.abs(), "smallest": -values}
-    return keys[which].argsort(descending=True)
+    return keys[which].argsort(dim=-1, descending=True)
 
 
 def _small_enough(residual: float, value: float, scale: float, tol: float, like: Tensor) -> bool:

@@ -6,8 +6,10 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from models import WEIGHT_NORM_FORMS, direction, hook_weight_norm, length, parametrized_weight_norm
+from oracles import difference_hessian
 
 FORMS = pytest.mark.parametrize("form", WEIGHT_NORM_FORMS)
 
@@ -79,6 +81,90 @@ def test_first_derivative_of_weight_norm_is_exact(form):
     (actual,) = torch.autograd.grad(layer(x).tanh().sum(), v)
     (expected,) = torch.autograd.grad((x @ (g * v / v.norm(dim=1, keepdim=True)).t()).tanh().sum(), v)
     torch.testing.assert_close(actual, expected, rtol=1e-13, atol=1e-14)
+
+
+@FORMS
+def test_second_derivative_of_weight_norm_is_wrong(form):
+    """Why `EffectiveWeights` exists. The day this fails, torch has mended it, and plain autograd will do."""
+    torch.manual_seed(0)
+    normalize = WEIGHT_NORM_FORMS[form]
+    model = nn.Sequential(normalize(nn.Linear(5, 7)), nn.Tanh(), normalize(nn.Linear(7, 1))).double()
+    x, y = torch.randn(6, 5, dtype=torch.float64), 3 * torch.randn(6, 1, dtype=torch.float64)
+    loss = nn.functional.mse_loss
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss(model(x), y), parameters, create_graph=True)
+    rows = [torch.autograd.grad(entry, parameters, retain_graph=True) for g in gradients for entry in g.flatten()]
+    plain = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    exact = difference_hessian(model, loss, [(x, y)])
+    assert (exact - exact.t()).norm() < 1e-9 * exact.norm()
+    assert (plain - plain.t()).norm() > 0.01 * exact.norm()
+    assert (plain - exact).norm() > 0.01 * exact.norm()
+    top = torch.linalg.eigvalsh((plain + plain.t()) / 2)[-1], torch.linalg.eigvalsh(exact)[-1]
+    assert abs(top[0] - top[1]) > 1e-3 * top[1]
+
+
+@FORMS
+def test_weight_norm_has_no_forward_mode_derivative(form):
+    layer = WEIGHT_NORM_FORMS[form](nn.Linear(3, 2))
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def output(theta):
+        return torch.func.functional_call(layer, theta, (torch.ones(1, 3),))
+
+    with pytest.raises(NotImplementedError, match="weight_norm"):
+        torch.func.jvp(output, (parameters,), (parameters,))
+
+
+def test_compiled_modules_have_no_second_derivative():
+    model = torch.compile(nn.Sequential(nn.Linear(3, 2), nn.Tanh()), backend="aot_eager")
+    (gradient, *_) = torch.autograd.grad(model(torch.ones(1, 3)).square().sum(), list(model.parameters()), create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.autograd.grad(gradient.sum(), list(model.parameters()), allow_unused=True)
+
+
+def test_forward_over_forward_through_batch_statistics_is_wrong_and_forward_over_reverse_is_right():
+    """Why second derivatives are taken of gradients, never of forward-mode derivatives."""
+    x = torch.tensor([[0.3], [1.2], [-0.7], [0.1]], dtype=torch.float64)
+    batch_norm = torch.nn.functional.batch_norm
+
+    def f(t):
+        return batch_norm(x + t * x**2, None, None, training=True).pow(3).sum()
+
+    t, one = torch.tensor(0.4, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    h = 1e-4
+    exact = (f(t + h) - 2 * f(t) + f(t - h)) / h**2
+    reverse = torch.func.jvp(torch.func.grad(f), (t,), (one,))[1]
+    forward = torch.func.jvp(lambda s: torch.func.jvp(f, (s,), (one,))[1], (t,), (one,))[1]
+    assert abs(reverse - exact) < 1e-5 * abs(exact)
+    assert abs(forward - exact) > 1e-2 * abs(exact)
+
+
+def test_fused_attention_has_no_second_derivative():
+    """Why attention is computed step by step while curvature is measured."""
+    q = torch.randn(1, 1, 3, 4, requires_grad=True)
+    output = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    (gradient,) = torch.autograd.grad(output.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        torch.autograd.grad(gradient.sum(), q)
+
+
+def test_once_differentiable_keeps_silent_when_the_incoming_gradient_is_constant():
+    """Why such functions are looked for, instead of waiting for autograd to complain."""
+
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, gradient):
+            return 3 * gradient * ctx.saved_tensors[0] ** 2
+
+    x = torch.ones(2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(Cube.apply(x).sum(), x, create_graph=True)
+    assert not gradient.requires_grad  # as if x³ had no curvature
 
 
 def test_momentum_zero_still_counts_batches():
