@@ -1,9 +1,10 @@
 """Lightning callbacks that stream the diagnostics to any logger, W&B among them."""
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalue
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNorm
 from lightning_normtheory.callbacks.norm_theory import NormTheory
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatio
 
-__all__ = ["DiagnosticCallback", "MinWeightNorm", "NormTheory", "Probe", "RSCRatio"]
+__all__ = ["DiagnosticCallback", "HessianTopEigenvalue", "MinWeightNorm", "NormTheory", "Probe", "RSCRatio"]

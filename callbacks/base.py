@@ -87,18 +87,22 @@ class DiagnosticCallback(HostCallback):
         self.batch_stats = batch_stats
         self.prefix = prefix
         self.on_error = on_error
-        self._diagnostics = [diagnostic() for diagnostic in self.diagnostics]
+        self._diagnostics = self.make_diagnostics()
         self._active: list[Diagnostic] = []
         self._started = False
         self._resumed = False
         self._warned: set[str] = set()
+
+    def make_diagnostics(self) -> list[Diagnostic]:
+        """What is measured, fresh for a new fit."""
+        return [diagnostic() for diagnostic in self.diagnostics]
 
     # -- fit start: everything that is wrong with the set-up is said here --------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Nothing of an earlier fit remains; a checkpoint is loaded after this hook.
         self._resumed = False
-        self._diagnostics = [diagnostic() for diagnostic in self.diagnostics]
+        self._diagnostics = self.make_diagnostics()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = False
@@ -127,7 +131,8 @@ class DiagnosticCallback(HostCallback):
         for other in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(other, DiagnosticCallback) and other is not self and other.prefix == self.prefix:
                 shared = names & {name for diagnostic in other._diagnostics for name in diagnostic.names}
-                if shared and {**other._settings(), "callback": ""} != {**self._settings(), "callback": ""}:
+                ours, theirs = self.settings(), other.settings()
+                if shared and any(ours[key] != theirs[key] for key in (ours.keys() & theirs.keys()) - {"callback"}):
                     rank_zero_warn(
                         f"{type(self).__name__} and {type(other).__name__} measure {self.prefix}/{min(shared)} with "
                         "different arguments, and their mean is logged. Give one of them another prefix=."
@@ -242,7 +247,7 @@ class DiagnosticCallback(HostCallback):
                 "metrics": metrics,
                 "user_metrics": users,
             }
-            header = {"run": f"{path.parent.name}/{path.name}", "versions": _versions(), "settings": self._settings()}
+            header = {"run": f"{path.parent.name}/{path.name}", "versions": _versions(), "settings": self.settings()}
             record.append(path / "normtheory.jsonl", header, row)
         except OSError as error:
             self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
@@ -256,15 +261,13 @@ class DiagnosticCallback(HostCallback):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "settings": self._settings(),
+            "settings": self.settings(),
             "probe": self.probe.state_dict() if self._needs_probe else None,
             "diagnostics": {d.names[0]: d.state_dict() for d in self._diagnostics},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        changed = {
-            k: (v, self._settings()[k]) for k, v in state_dict["settings"].items() if v != self._settings().get(k)
-        }
+        changed = {k: (v, self.settings()[k]) for k, v in state_dict["settings"].items() if v != self.settings().get(k)}
         for name, (before, now) in changed.items():
             rank_zero_warn(f"{type(self).__name__}: {name} was {before!r} in the checkpoint and is {now!r} now.")
         if state_dict["probe"] is not None:
@@ -273,7 +276,8 @@ class DiagnosticCallback(HostCallback):
             diagnostic.load_state_dict(state_dict["diagnostics"].get(diagnostic.names[0], {}))
         self._resumed = True
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """What the file and the checkpoint say about how the numbers came about."""
         return {
             "callback": type(self).__name__,
             "probe": self.probe.samples,

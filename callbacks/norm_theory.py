@@ -1,22 +1,64 @@
 """`NormTheory`: every diagnostic in one callback."""
 
+from typing import Any, Literal
+
 from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalueDiagnostic, hessian_settings
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
+from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
+from lightning_normtheory.callbacks.view import BatchFunction
+from lightning_normtheory.hessian import Memory
+from lightning_normtheory.top_eigenvalue import Method
 
 __all__ = ["NormTheory"]
 
 
 class NormTheory(DiagnosticCallback):
-    """Logs everything that `MinWeightNorm` and `RSCRatio` log, with what they share computed once.
+    """Logs all that `MinWeightNorm`, `RSCRatio` and `HessianTopEigenvalue` log, with what they share computed once.
 
     A diagnostic that does not apply to the model (the weight norms of a model without normalised layers) is left out,
-    and a warning at fit start says so. The arguments are those of `DiagnosticCallback`.
+    and a warning at fit start says so. The arguments that are not listed are those of `DiagnosticCallback`.
+
+    Args:
+        hessian_method: ``"power"`` iteration or ``"lanczos"``, as in `HessianTopEigenvalue`.
+        hessian_tol: the relative residual at which it stops.
+        max_hvps: the number of Hessian-vector products after which it stops in any case.
+        memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it anew for each.
 
     Example:
         >>> import pytorch_lightning as pl
         >>> trainer = pl.Trainer(callbacks=[NormTheory()], logger=False)
     """
 
-    diagnostics = (MinWeightNormDiagnostic, RSCRatioDiagnostic)
     leaves_out = True
+
+    def __init__(
+        self,
+        probe: int | Probe = 512,
+        every_n_epochs: int = 1,
+        loss: BatchFunction | None = None,
+        predict: BatchFunction | None = None,
+        batch_stats: bool | None = None,
+        prefix: str = "normtheory",
+        on_error: Literal["warn", "raise"] = "warn",
+        *,
+        hessian_method: Method = "power",
+        hessian_tol: float = 1e-2,
+        max_hvps: int = 100,
+        memory: Memory = "high",
+    ) -> None:
+        self._hessian: dict[str, Any] = {
+            "method": hessian_method,
+            "tol": hessian_tol,
+            "max_hvps": max_hvps,
+            "memory": memory,
+        }
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+
+    def make_diagnostics(self) -> list[Diagnostic]:
+        return [MinWeightNormDiagnostic(), RSCRatioDiagnostic(), HessianTopEigenvalueDiagnostic(**self._hessian)]
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **hessian_settings(self._hessian)}

@@ -4,22 +4,27 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_normtheory.callbacks.muted import muted
 from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, describe
 from lightning_normtheory.callbacks.rsc_metric import RSCMetric
+from lightning_normtheory.flat import FlatParameters
+from lightning_normtheory.hessian import LossHessian, Memory
+from lightning_normtheory.layers import batch_norm_layers
+from lightning_normtheory.predictor_hessian import first_samples, predictor_hessian
 from lightning_normtheory.rsc import RSC, flat_gradient, trainable_parameters
 from lightning_normtheory.snapshot import Snapshot
 from lightning_normtheory.untouched import untouched
 
 __all__ = ["BatchFunction", "FailedElsewhereError", "View", "default_predict", "training_step_loss"]
 
+T = TypeVar("T")
 BatchFunction = Callable[[Any, Any], Tensor]
 _RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a tensor (samples, outputs)"}
 
@@ -84,6 +89,52 @@ class View:
             metric.update(0, torch.zeros(()), torch.zeros(()), 0, torch.zeros(()))
         return metric.compute()
 
+    def with_hessian(self, measure: Callable[[LossHessian], T], memory: Memory) -> T:
+        """What ``measure`` finds out about ∇²L of the probe; it must do the same in every process."""
+        parameters = trainable_parameters(self.model)
+        space = FlatParameters(parameters)
+
+        def loss_of(index: int, batch: ProbeBatch) -> tuple[Tensor, int]:
+            return self._loss_of(batch, index), batch.samples if batch.counts else 0
+
+        def exchange(part: Callable[[], Tensor], size: int) -> Tensor:
+            return self._sum_of_parts(part, torch.zeros(size, dtype=space.dtype, device=space.device))
+
+        losses = [partial(loss_of, index, batch) for index, batch in enumerate(self._batches)]
+        with self._measuring():
+            hessian = LossHessian(parameters, losses, memory=memory, exchange=exchange)
+            try:
+                return measure(hessian)
+            finally:
+                hessian.release()
+
+    def predictor_hessian(self, samples: int, tol: float) -> tuple[float, float]:
+        """max_i ‖∇²f(θ; x_i)‖₂ over that many samples of the probe, in total over all processes, and its residual."""
+        own = -(-samples // self.trainer.world_size)
+        # Samples must be independent: running statistics, wherever there are any.
+        tracked = all(layer.running_mean is not None for layer in batch_norm_layers(self.model).values())
+        batch_stats = self._batch_stats if self._batch_stats is not None or not tracked else False
+        largest = torch.zeros(2, dtype=torch.float64)
+        with self._measuring():
+            predictor = _Predictor(self.model, self._predict)
+            for batch in self._batches:
+                if not batch.counts or own <= 0:
+                    continue
+                data = first_samples(self._on_device(batch), batch.samples, own)
+                result = predictor_hessian(predictor, data, tol=tol, batch_stats=batch_stats)
+                top = int(result.norms.argmax())
+                found = torch.tensor([float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64)
+                largest = max(largest, found, key=lambda pair: float(pair[0]))
+                own -= batch.samples
+        return self._largest(largest)
+
+    def _largest(self, pair: Tensor) -> tuple[float, float]:
+        """The pair with the largest first entry over all processes."""
+        if self.trainer.world_size > 1:
+            gathered = self.trainer.strategy.all_gather(pair.to(self.model.device)).reshape(-1, 2)
+            pair = gathered[gathered[:, 0].argmax()]
+        return float(pair[0]), float(pair[1])
+
     def try_out(self) -> None:
         """Run loss and predictor on the first batch, so that a mistake shows before an epoch is spent.
 
@@ -140,6 +191,22 @@ class View:
             return values
         return self.trainer.strategy.reduce(values.to(self.model.device), reduce_op="sum")
 
+    def _sum_of_parts(self, part: Callable[[], Tensor], nothing: Tensor) -> Tensor:
+        """The sum over all processes of ``part()``, of the form of ``nothing``; if it fails in one, it fails in all."""
+        if self.trainer.world_size == 1:
+            return part()
+        error: Exception | None = None
+        try:
+            own = part()
+        except Exception as caught:  # noqa: BLE001  # raised below, when the others know
+            own, error = nothing, caught
+        total = self._add_up(torch.cat([own, own.new_full((1,), float(error is not None))]))
+        if error is not None:
+            raise error
+        if float(total[-1]):
+            raise FailedElsewhereError("The measurement failed in another process, which reports the reason.")
+        return total[:-1]
+
     def _loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
         data = self._on_device(batch)
         loss = self._loss(self.model, data) if self._loss else training_step_loss(self.model, data, index)
@@ -165,6 +232,18 @@ class View:
         data = self.trainer.precision_plugin.convert_input(data)
         data = self.model._on_before_batch_transfer(data, dataloader_idx=0)
         return self.trainer.strategy.batch_to_device(data, dataloader_idx=0)
+
+
+class _Predictor(nn.Module):
+    """A module whose forward pass is the user's predictor on a batch."""
+
+    def __init__(self, module: nn.Module, predict: BatchFunction) -> None:
+        super().__init__()
+        self.module = module
+        self._predict = predict
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._predict(self.module, batch)
 
 
 def default_predict(module: LightningModule, batch: Any) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_normtheory.effective_weights import EffectiveWeights
 from lightning_normtheory.flat import FlatParameters
+from lightning_normtheory.rng import isolated_rng
 from lightning_normtheory.rsc import trainable_parameters
 from lightning_normtheory.second_derivatives import (
     explain_second_derivative,
@@ -195,7 +196,8 @@ class LossHessian:
         return torch.cat([self.space.join(sums), count])
 
     def _differentiate(self, index: int) -> "_GradientGraph":
-        with self._weights, twice_differentiable():
+        # The same random numbers each time: every product must be one with the same Hessian.
+        with isolated_rng(index), self._weights, twice_differentiable():
             loss, samples = self._losses[index]()
             if loss.numel() != 1:
                 raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")

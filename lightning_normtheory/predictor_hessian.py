@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from lightning_normtheory.effective_weights import ComposedWeightNorm
 from lightning_normtheory.eigensolvers import batched_lanczos, lanczos
@@ -18,7 +18,7 @@ from lightning_normtheory.rsc import trainable_parameters
 from lightning_normtheory.second_derivatives import twice_differentiable
 from lightning_normtheory.untouched import untouched
 
-__all__ = ["PredictorHessian", "predictor_hessian", "predictor_hessian_norm"]
+__all__ = ["PredictorHessian", "first_samples", "predictor_hessian", "predictor_hessian_norm"]
 
 # Each sample and output that is handled at the same time needs a Lanczos basis and what autograd holds in between, in
 # vectors of the size of θ; as many are handled as fit into these bytes.
@@ -77,8 +77,7 @@ def predictor_hessian(
 ) -> PredictorHessian:
     """As `predictor_hessian_norm`, with residuals and cost instead of a warning."""
     parameters = trainable_parameters(model)
-    x = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, x)
-    n = len(tree_leaves(x)[0])
+    n = next(len(leaf) for leaf in tree_leaves(x) if _has_samples(leaf))
     if n == 0:
         raise ValueError("Expected at least one sample, but the input holds none.")
     with untouched(model, batch_stats=batch_stats), torch.enable_grad():
@@ -86,7 +85,7 @@ def predictor_hessian(
             together = model(x)
             k = together[0].numel()
             coupled = _with_batch_statistics(model) or not torch.allclose(
-                model(tree_map(lambda leaf: leaf[:1], x)), together[:1], rtol=1e-3
+                model(first_samples(x, n, 1)), together[:1], rtol=1e-3
             )
         if not coupled:
             try:
@@ -94,6 +93,24 @@ def predictor_hessian(
             except (RuntimeError, NotImplementedError):
                 pass  # an operation that vmap or forward-mode derivatives do not know: one by one, as below
         return _one_by_one(model, parameters, x, n, k, tol, max_hvps, coupled)
+
+
+def first_samples(x: Any, n: int, count: int) -> Any:
+    """The first ``count`` samples of an input of n, whatever its form.
+
+    Example:
+        >>> first_samples({"image": torch.arange(3), "scale": 2.0}, 3, 2)
+        {'image': tensor([0, 1]), 'scale': 2.0}
+    """
+    return _samples(x, n, slice(0, count))
+
+
+def _samples(x: Any, n: int, which: slice) -> Any:
+    return tree_map(lambda leaf: leaf[which] if _has_samples(leaf, n) else leaf, x)
+
+
+def _has_samples(leaf: Any, n: int | None = None) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and (n is None or len(leaf) == n)
 
 
 def _with_batch_statistics(model: nn.Module) -> bool:
@@ -107,11 +124,17 @@ def _independent(
     space = FlatParameters({name: p.detach() for name, p in parameters.items()})
     theta = space.unflatten(space.join({p: p for p in space.parameters.values()}))
 
-    def output(theta: dict[str, Tensor], sample: Any, one_hot: Tensor) -> Tensor:
-        batch_of_one = tree_map(lambda leaf: leaf.unsqueeze(0), sample)
+    leaves, form = tree_flatten(x)
+    per_sample = [index for index, leaf in enumerate(leaves) if _has_samples(leaf, n)]
+
+    def output(theta: dict[str, Tensor], sample: list[Tensor], one_hot: Tensor) -> Tensor:
+        parts = list(leaves)
+        for index, part in zip(per_sample, sample):
+            parts[index] = part.unsqueeze(0)
+        batch_of_one = tree_unflatten(parts, form)
         return (functional_call(model, theta, (batch_of_one,)).reshape(-1) * one_hot).sum()
 
-    def product(sample: Any, one_hot: Tensor, v: Tensor) -> Tensor:
+    def product(sample: list[Tensor], one_hot: Tensor, v: Tensor) -> Tensor:
         slope: Callable[[Any], Any] = lambda theta: grad(output)(theta, sample, one_hot)  # noqa: E731
         tangent = jvp(slope, (theta,), (space.unflatten(v),))[1]
         return torch.cat([part.reshape(-1) for part in tangent.values()])
@@ -122,7 +145,7 @@ def _independent(
     at_once = max(1, _BYTES // ((_BASIS + _BETWEEN) * space.size * space.dtype.itemsize))
     for chunk in torch.arange(n * k).split(at_once):
         samples, which = chunk // k, chunk % k
-        xs, one_hots = tree_map(lambda leaf, s=samples: leaf[s], x), outputs[which]
+        xs, one_hots = [leaves[index].detach()[samples] for index in per_sample], outputs[which]
         with ComposedWeightNorm(), twice_differentiable():
             pairs = batched_lanczos(
                 lambda v, xs=xs, one_hots=one_hots: vmap(product)(xs, one_hots, v),
@@ -160,7 +183,7 @@ def _one_by_one(
     def output(i: int, h: int) -> tuple[Tensor, int]:
         if coupled:
             return model(x).reshape(n, k)[i, h], 1
-        return model(tree_map(lambda leaf: leaf[i : i + 1], x)).reshape(k)[h], 1
+        return model(_samples(x, n, slice(i, i + 1))).reshape(k)[h], 1
 
     norms, residuals, products = torch.zeros(n, k).double(), torch.zeros(n, k).double(), 0
     for i, h in _pairs(n, k):

@@ -112,17 +112,19 @@ def hessian_eigenpairs(
         [3.0, 1.0]
     """
     options: dict[str, Any] = {"method": method, "which": which, "tol": tol, "max_hvps": max_hvps, "seed": seed}
-    check_options(**options)
+    check_options(method=method, which=which, tol=tol, max_hvps=max_hvps, memory=memory)
     with hessian_operator(model, loss, batches, batch_stats=batch_stats, memory=memory) as hessian:
         return leading_eigenpairs(hessian, k, start=None if start is None else hessian.space.flatten(start), **options)
 
 
-def check_options(*, method: str, which: str, tol: float, max_hvps: int, seed: int) -> None:
+def check_options(*, method: str, which: str, tol: float, max_hvps: int, memory: str) -> None:
     """
     Raises:
-        ValueError: for a method, an end of the spectrum, a tolerance or a budget that does not exist.
+        ValueError: for a method, an end of the spectrum, a tolerance, a budget or a use of memory that does not exist.
     """
-    for name, value, known in (("method", method, get_args(Method)), ("which", which, get_args(Which))):
+    choices = {"method": (method, Method), "which": (which, Which), "memory": (memory, Memory)}
+    for name, (value, literal) in choices.items():
+        known = get_args(literal)
         if value not in known:
             raise ValueError(f"Expected {name} to be one of {', '.join(map(repr, known))}, but got {value!r}.")
     if not 0 < tol < 1:

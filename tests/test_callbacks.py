@@ -17,12 +17,20 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory import min_weight_norm, rsc_ratio
-from lightning_normtheory.callbacks import MinWeightNorm, NormTheory, RSCRatio, record
+from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, RSCRatio, record
 
 from lit import Classifier, loader, nets, rows, tensors, trainer
 
 RSC_NAMES = {"rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio"}
-ALL = [MinWeightNorm, RSCRatio, NormTheory]
+HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converged", "_hvps", "_seconds")}
+HESSIAN_NAMES |= {"hessian_edge", "hessian_edge_distance"}
+ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NormTheory]
+NAMES = {
+    MinWeightNorm: {"min_weight_norm"},
+    RSCRatio: RSC_NAMES,
+    HessianTopEigenvalue: HESSIAN_NAMES,
+    NormTheory: {"min_weight_norm", *RSC_NAMES, *HESSIAN_NAMES},
+}
 
 
 class ResNet(pl.LightningModule):
@@ -66,17 +74,20 @@ def dicts(samples):
 @pytest.mark.parametrize("model", ["resnet18", "wn mlp"])
 def test_works_without_arguments(callback, model):
     module, data = (ResNet(), images()) if model == "resnet18" else (SquareLoss("wn"), loader())
-    trainer([callback()], max_epochs=2).fit(module, data)
+    # A hundred products with eleven million parameters take minutes.
+    fewer = {"max_hvps": 3} if model == "resnet18" and callback in (HessianTopEigenvalue, NormTheory) else {}
+    trainer([callback(**fewer)], max_epochs=2).fit(module, data)
     measured = rows()
     assert sorted(measured) == [0, 1]
     for row in measured.values():
         names = {name.split("/")[1] for name in row if name.startswith("normtheory/")}
-        expected = {"seconds"} | (RSC_NAMES if callback is not MinWeightNorm else set())
-        expected |= {"min_weight_norm"} if callback is not RSCRatio else set()
-        assert names == expected
-        assert all(math.isfinite(value) and value >= 0 for value in row.values())
+        with_momentum = {"hessian_stability_limit", "hessian_stability_limit_distance"}
+        has_limit = model == "resnet18" and "hessian_edge" in NAMES[callback]
+        assert names == {"seconds"} | NAMES[callback] | (with_momentum if has_limit else set())
+        assert all(math.isfinite(value) and (value >= 0 or "distance" in name) for name, value in row.items())
     layers = [name for name in measured[1] if name.startswith("normtheory_layers/")]
-    assert len(layers) == (0 if callback is RSCRatio else 20 if model == "resnet18" else 1)
+    expected = 20 if model == "resnet18" else 1
+    assert len(layers) == (expected if callback in (MinWeightNorm, NormTheory) else 0)
 
 
 @pytest.mark.parametrize("callback", ALL)

@@ -8,12 +8,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory.callbacks import MinWeightNorm, NormTheory, RSCRatio, record
+from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, RSCRatio, record
 
 from lit import Classifier, Stream, loader, rows, tensors, trainer
 
-ALL = [MinWeightNorm, RSCRatio, NormTheory]
-NEEDS_DATA = [RSCRatio, NormTheory]
+ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NormTheory]
+NEEDS_DATA = [RSCRatio, HessianTopEigenvalue, NormTheory]
+MAIN = {callback: "normtheory/rsc_ratio" for callback in ALL}
+MAIN[HessianTopEigenvalue] = "normtheory/hessian_lambda_max"
 
 
 class Manual(Classifier):
@@ -101,7 +103,7 @@ def test_manual_optimisation_needs_a_loss(callback):
     fit = trainer([callback(loss=cross_entropy, on_error="raise")], max_epochs=1)
     fit.fit(module, loader())
     assert module.steps == 7  # only the user's own
-    assert math.isfinite(fit.callback_metrics["normtheory/rsc_ratio"])
+    assert math.isfinite(fit.callback_metrics[MAIN[callback]])
 
 
 def test_manual_optimisation_does_not_matter_without_data():
@@ -239,9 +241,13 @@ def test_a_nan_loss_is_logged_as_nan_and_reported_once(callback):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer([callback()], max_epochs=6).fit(NaNInEpoch3("wn"), loader())
-    ratios = {epoch: row["normtheory/rsc_ratio"] for epoch, row in rows().items()}
-    assert [math.isnan(ratio) for _, ratio in sorted(ratios.items())] == [False, False, False, True, False, False]
-    assert len([w for w in caught if "is NaN" in str(w.message)]) == 1
+    values = {epoch: row[MAIN[callback]] for epoch, row in rows().items()}
+    assert [math.isnan(value) for _, value in sorted(values.items())] == [False, False, False, True, False, False]
+    messages = [str(w.message) for w in caught]
+    assert sum("rsc_ratio is NaN" in message for message in messages) == (callback is not HessianTopEigenvalue)
+    failures = [message for message in messages if "hessian_lambda_max failed and is logged as NaN" in message]
+    assert len(failures) == (callback is not RSCRatio)
+    assert all("finite loss, but batch 0 gives nan" in failure for failure in failures)
 
 
 class FailsLater:

@@ -187,7 +187,7 @@ def test_a_wrong_second_derivative_is_noticed(method):
         ({"which": "LA"}, "which to be one of 'algebraic', 'magnitude', 'smallest', but got 'LA'"),
         ({"tol": 0.0}, "tol.*between 0 and 1, but got 0.0"),
         ({"max_hvps": 0}, "max_hvps to be a positive integer, but got 0"),
-        ({"memory": "none"}, "memory to be 'high' or 'low'"),
+        ({"memory": "none"}, "memory to be one of 'high', 'low', but got 'none'"),
         ({"start": {"0.weight": torch.ones(6, 4)}}, "is missing"),
     ],
 )

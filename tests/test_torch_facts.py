@@ -117,7 +117,9 @@ def test_weight_norm_has_no_forward_mode_derivative(form):
 
 def test_compiled_modules_have_no_second_derivative():
     model = torch.compile(nn.Sequential(nn.Linear(3, 2), nn.Tanh()), backend="aot_eager")
-    (gradient, *_) = torch.autograd.grad(model(torch.ones(1, 3)).square().sum(), list(model.parameters()), create_graph=True)
+    (gradient, *_) = torch.autograd.grad(
+        model(torch.ones(1, 3)).square().sum(), list(model.parameters()), create_graph=True
+    )
     with pytest.raises(RuntimeError, match="double backward"):
         torch.autograd.grad(gradient.sum(), list(model.parameters()), allow_unused=True)
 

@@ -1,0 +1,210 @@
+"""`HessianTopEigenvalue`: the largest eigenvalue of the loss's Hessian beside the edge of stability."""
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+
+from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.edge_of_stability import edges_of_stability
+from lightning_normtheory.flat import FlatParameters
+from lightning_normtheory.hessian import LossHessian, Memory
+from lightning_normtheory.top_eigenvalue import Eigenpair, Method, check_options, leading_eigenpairs
+
+__all__ = ["HessianTopEigenvalue"]
+
+_LAMBDA = "hessian_lambda_max"
+_PREDICTOR = "predictor_hessian_norm"
+
+
+class HessianTopEigenvalueDiagnostic(Diagnostic):
+    """λ_max with its error bar, warm-started from the last one measured, and 2/η."""
+
+    names = (
+        _LAMBDA,
+        f"{_LAMBDA}_residual",
+        f"{_LAMBDA}_converged",
+        f"{_LAMBDA}_hvps",
+        f"{_LAMBDA}_seconds",
+        "hessian_edge",
+        "hessian_edge_distance",
+    )
+
+    def __init__(
+        self,
+        method: Method = "power",
+        tol: float = 1e-2,
+        max_hvps: int = 100,
+        memory: Memory = "high",
+        predictor_samples: int = 0,
+    ) -> None:
+        check_options(method=method, which="algebraic", tol=tol, max_hvps=max_hvps, memory=memory)
+        if not isinstance(predictor_samples, int) or predictor_samples < 0:
+            raise ValueError(
+                f"Expected predictor_samples to be a number of samples, 0 for none, but got {predictor_samples!r}."
+            )
+        self._options: dict[str, Any] = {"method": method, "tol": tol, "max_hvps": max_hvps}
+        self._memory = memory
+        self._predictor_samples = predictor_samples
+        # The last eigenvector, by parameter name, in half precision: where to begin needs no more digits, and it is in
+        # every checkpoint. An uninterrupted run begins with the same rounded one.
+        self._vector: dict[str, Tensor] = {}
+        self._warned = False
+
+    def measure(self, view: View) -> dict[str, float]:
+        begin = time.perf_counter()
+        pair = view.with_hessian(self._solve, self._memory)
+        self._vector = _rounded(pair.vector)
+        metrics = {
+            _LAMBDA: pair.value,
+            f"{_LAMBDA}_residual": pair.residual,
+            f"{_LAMBDA}_converged": float(pair.converged),
+            f"{_LAMBDA}_hvps": float(pair.hvps),
+            f"{_LAMBDA}_seconds": time.perf_counter() - begin,
+            **_edges(view, pair.value),
+        }
+        if not pair.converged:
+            self._warn_once(
+                f"λ_max has not converged within max_hvps={pair.hvps} products: the residual {pair.residual:.2g} is "
+                f"above tol={self._options['tol']:g} times {pair.value:.3g}. Raise max_hvps, or use method='lanczos'."
+            )
+        if self._predictor_samples:
+            metrics.update(self._predictor(view))
+        return metrics
+
+    def _solve(self, hessian: LossHessian) -> Eigenpair:
+        start = _warm_start(self._vector, hessian.space)
+        return leading_eigenpairs(hessian, 1, which="algebraic", start=start, **self._options)[0]
+
+    def _predictor(self, view: View) -> dict[str, float]:
+        tol = float(self._options["tol"])
+        norm, residual = view.predictor_hessian(self._predictor_samples, tol)
+        converged = residual <= tol * norm
+        if not converged:
+            self._warn_once(f"{_PREDICTOR} has not converged: it is a lower bound, by about {residual:.2g}.")
+        return {_PREDICTOR: norm, f"{_PREDICTOR}_residual": residual, f"{_PREDICTOR}_converged": float(converged)}
+
+    def _warn_once(self, message: str) -> None:
+        if not self._warned:
+            self._warned = True
+            rank_zero_warn(message)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"vector": self._vector}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._vector = dict(state.get("vector", {}))
+
+
+def _rounded(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Scaled to entries of order one: those of a unit vector with millions of entries are too small for half precision.
+    scale = sum(part.numel() for part in vector.values()) ** 0.5
+    return {name: (part * scale).half().cpu() for name, part in vector.items()}
+
+
+def _warm_start(vector: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None:
+    """The last vector, where the parameters are still the same: some may have been frozen or released since."""
+    parts = {
+        p: vector[name] for name, p in space.parameters.items() if name in vector and vector[name].shape == p.shape
+    }
+    start = space.join(parts)
+    return start if bool(start.any()) and bool(torch.isfinite(start).all()) else None
+
+
+def _edges(view: View, value: float) -> dict[str, float]:
+    edges = edges_of_stability(view.trainer.optimizers)
+    if not edges:
+        return {}
+    nearest = min(edge.two_over_lr for edge in edges)
+    metrics = {"hessian_edge": nearest, "hessian_edge_distance": nearest - value}
+    limits = [edge.limit for edge in edges if edge.limit is not None and edge.limit != edge.two_over_lr]
+    if limits:
+        metrics["hessian_stability_limit"] = min(limits)
+        metrics["hessian_stability_limit_distance"] = min(limits) - value
+    if len(edges) > 1:
+        for edge in edges:
+            group = re.sub(r"[^\w-]", "_", edge.group)
+            metrics[f"hessian_edge__{group}"] = edge.two_over_lr
+            metrics[f"hessian_edge_distance__{group}"] = edge.two_over_lr - value
+    return metrics
+
+
+def hessian_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the diagnostic as they are called in a file that also speaks of others."""
+    return {name if "_" in name else f"hessian_{name}": value for name, value in options.items()}
+
+
+class HessianTopEigenvalue(DiagnosticCallback):
+    """Logs the largest eigenvalue λ_max of ∇²L on the probe, by power iteration or Lanczos, and how far 2/η is from it.
+
+    Right on WeightNorm and BatchNorm, where PyTorch's own second derivatives are not. Each epoch begins with the
+    eigenvector of the one before, which is also in the checkpoint.
+
+    Logged after every n-th epoch:
+
+    * ``normtheory/hessian_lambda_max``: λ_max, the largest algebraic eigenvalue;
+    * ``normtheory/hessian_lambda_max_residual``: ‖Hv − λv‖: some eigenvalue lies that near to λ_max;
+    * ``normtheory/hessian_lambda_max_converged``: 1 if the residual is at most ``tol``·|λ|, else 0;
+    * ``normtheory/hessian_lambda_max_hvps``: the Hessian-vector products that it took;
+    * ``normtheory/hessian_lambda_max_seconds``: the time that it took;
+    * ``normtheory/hessian_edge``: 2/η of the step that comes next, the smallest over the parameter groups, and
+      ``normtheory/hessian_edge_distance``: 2/η − λ_max, negative beyond the edge of stability; with several groups also
+      for each, ``normtheory/hessian_edge__GROUP`` and ``normtheory/hessian_edge_distance__GROUP``;
+    * ``normtheory/hessian_stability_limit`` and ``…_distance``: the same for SGD with momentum or weight decay, whose
+      limit is another (`edges_of_stability`);
+    * on request, ``normtheory/predictor_hessian_norm``: max_i ‖∇²f(θ; x_i)‖₂ (WN, Theorem 4.1; RSC, Theorem 4.1) over
+      ``predictor_samples`` samples and all outputs, with ``…_residual`` and ``…_converged``;
+    * ``normtheory/seconds``: what the whole measurement cost.
+
+    The arguments that are not listed are those of `DiagnosticCallback`.
+
+    Args:
+        method: ``"power"`` iteration, or ``"lanczos"``, which needs about half the products and keeps up to 24 vectors
+            of the size of the model.
+        tol: the relative residual at which to stop. The eigenvalue itself errs by about its square.
+        max_hvps: the number of products after which to stop in any case.
+        memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it anew for each.
+        predictor_samples: on how many samples to measure the predictor's Hessian; 0: not at all.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> trainer = pl.Trainer(callbacks=[HessianTopEigenvalue(method="lanczos", every_n_epochs=5)], logger=False)
+    """
+
+    def __init__(
+        self,
+        probe: int | Probe = 512,
+        every_n_epochs: int = 1,
+        loss: BatchFunction | None = None,
+        predict: BatchFunction | None = None,
+        batch_stats: bool | None = None,
+        prefix: str = "normtheory",
+        on_error: Literal["warn", "raise"] = "warn",
+        *,
+        method: Method = "power",
+        tol: float = 1e-2,
+        max_hvps: int = 100,
+        memory: Memory = "high",
+        predictor_samples: int = 0,
+    ) -> None:
+        self._options: dict[str, Any] = {
+            "method": method,
+            "tol": tol,
+            "max_hvps": max_hvps,
+            "memory": memory,
+            "predictor_samples": predictor_samples,
+        }
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+
+    def make_diagnostics(self) -> list[Diagnostic]:
+        return [HessianTopEigenvalueDiagnostic(**self._options)]
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **hessian_settings(self._options)}

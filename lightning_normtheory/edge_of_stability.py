@@ -1,0 +1,72 @@
+"""The largest curvature that an optimizer's step can take."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Edge", "edges_of_stability"]
+
+
+class Edge(NamedTuple):
+    """The lines of one parameter group, to be compared with the largest eigenvalue of the loss's Hessian.
+
+    Attributes:
+        group: the group's own name if it has one, else the optimizer's class and the group's number.
+        two_over_lr: 2/η, beyond which plain gradient descent on a quadratic diverges.
+        limit: the same for the optimizer in use, where it is known: `torch.optim.SGD` with momentum β, dampening τ and
+            weight decay; ``None`` for optimizers that rescale the gradient, whose limit concerns another matrix.
+    """
+
+    group: str
+    two_over_lr: float
+    limit: float | None
+
+
+def edges_of_stability(optimizers: Iterable[torch.optim.Optimizer]) -> list[Edge]:
+    """The edge of stability of every parameter group that has a learning rate η.
+
+    For SGD on a quadratic of curvature λ the update is stable while
+
+    * λ < 2(1 + β)/((1 − τ)η) − decay, with momentum β and dampening τ (2/η − decay without momentum);
+    * λ < 2(1 + β)/((1 + 2β)η) − decay, with Nesterov's momentum.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> edges_of_stability([torch.optim.SGD([weight], lr=0.1, momentum=0.5)])
+        [Edge(group='SGD', two_over_lr=20.0, limit=30.0)]
+    """
+    edges: list[Edge] = []
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            if "lr" in group:
+                plain = f"{type(optimizer).__name__}{number if len(optimizer.param_groups) > 1 else ''}"
+                name = _unused(str(group.get("name", plain)), {edge.group for edge in edges})
+                lr = float(group["lr"])
+                limit = _sgd_limit(group, lr) if type(optimizer) is torch.optim.SGD else None
+                edges.append(Edge(name, _over(2.0, lr), limit))
+    return edges
+
+
+def _sgd_limit(group: dict, lr: float) -> float:  # type: ignore[type-arg]
+    momentum, decay = float(group["momentum"]), float(group["weight_decay"])
+    if group["nesterov"]:
+        factor = 2 * (1 + momentum) / (1 + 2 * momentum)
+    elif momentum:
+        factor = 2 * (1 + momentum) / (1 - float(group["dampening"]))
+    else:
+        factor = 2.0
+    return _over(factor, lr) - decay
+
+
+def _over(numerator: float, lr: float) -> float:
+    return numerator / lr if lr > 0 else float("inf")  # the first step of a warm-up
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    number = 1
+    candidate = name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
