@@ -1,0 +1,1 @@
+"""What the quantities cost, beside other tools, in one run: ``python -m benchmarks``."""

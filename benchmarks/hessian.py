@@ -1,0 +1,223 @@
+"""The top eigenvalue of the loss's Hessian: our cost and the peers', with the true error."""
+
+import copy
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from benchmarks.peers import PEERS, installed
+from benchmarks.timing import Timed, in_gradients, timed
+from lightning_normtheory import hessian_operator, hessian_top_eigenvalue
+from lightning_normtheory.eigensolvers import lanczos
+from lightning_normtheory.recipes.datasets import FashionMNISTSlice
+
+__all__ = ["CASES", "comparison_table", "cost_table"]
+
+loss_function = nn.functional.cross_entropy
+
+
+def mlp(normalized: bool) -> nn.Module:
+    normalize = weight_norm if normalized else lambda layer: layer
+    return nn.Sequential(
+        nn.Flatten(),
+        normalize(nn.Linear(784, 1024)),
+        nn.Tanh(),
+        normalize(nn.Linear(1024, 1024)),
+        nn.Tanh(),
+        normalize(nn.Linear(1024, 10)),
+    )
+
+
+def resnet18() -> nn.Module:
+    from torchvision.models import resnet18
+
+    model = resnet18(num_classes=10)
+    model.conv1 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
+    return model
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(784, 8)), nn.Tanh(), weight_norm(nn.Linear(8, 10)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the number of samples, the learning rate at which it is trained for two epochs before it is measured."""
+
+    build: Callable[[], nn.Module]
+    samples: int
+    lr: float = 0.1
+    epochs: int = 2
+
+
+CASES = {
+    "wn-mlp": Case(partial(mlp, True), 512),
+    "mlp": Case(partial(mlp, False), 512),
+    "resnet18": Case(resnet18, 128, epochs=1),
+    "tiny": Case(tiny, 64),
+}
+# Our methods with the tolerance of the callbacks: the relative residual, whose square is the error of the eigenvalue.
+OURS = {"power": 1e-2, "lanczos": 1e-2}
+
+
+def images() -> tuple[Tensor, Tensor]:
+    data = FashionMNISTSlice()
+    data.setup("fit")
+    x, y = zip(*(data.train[i] for i in range(len(data.train))))
+    return torch.stack(x), torch.tensor(y)
+
+
+def train(model: nn.Module, lr: float, epochs: int, seed: int) -> None:
+    """Plain SGD with batches of 128."""
+    x, y = images()
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x), generator=generator).split(128):
+            optimizer.zero_grad()
+            loss_function(model(x[batch]), y[batch]).backward()
+            optimizer.step()
+    optimizer.zero_grad()
+
+
+class Subject:
+    """A trained model with its samples. BatchNorm uses its running statistics: that is what all tools can do."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        case = CASES[name]
+        torch.manual_seed(seed)
+        self.model = case.build()
+        train(self.model, case.lr, case.epochs, seed)
+        self.model.eval()
+        x, y = images()
+        self.x, self.y = x[: case.samples], y[: case.samples]
+
+    def gradient(self) -> None:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        torch.autograd.grad(loss_function(self.model(self.x), self.y), parameters)
+
+    def true_value(self) -> float:
+        """A long Lanczos run in float64."""
+        model = copy.deepcopy(self.model).double()
+        batches = [(self.x.double(), self.y)]
+        return hessian_top_eigenvalue(model, loss_function, batches, method="lanczos", tol=1e-7, max_hvps=200).value
+
+    def solve(self, method: str, tol: float, seed: int, start: dict[str, Tensor] | None = None) -> Timed:
+        batches = [(self.x, self.y)]
+        options = {"method": method, "tol": tol, "seed": seed, "start": start, "max_hvps": 200}
+        return in_gradients(
+            self.gradient, lambda: hessian_top_eigenvalue(self.model, loss_function, batches, **options)
+        )
+
+    def epoch_of_small_steps(self, seed: int) -> None:
+        self.model.train()
+        train(self.model, 0.01, 1, seed)
+        self.model.eval()
+
+
+def cost_table(name: str) -> Table:
+    """The parts of the cost."""
+    subject = Subject(name, 0)
+    with hessian_operator(subject.model, loss_function, [(subject.x, subject.y)]) as hessian:
+        build = in_gradients(subject.gradient, lambda: hessian.gradient).cost
+        vector = torch.randn(hessian.space.size)
+        hessian @ vector
+        products, units = [], []
+        for _ in range(15):  # in turns: the machine's speed drifts
+            units.append(timed(subject.gradient))
+            products.append(timed(lambda: hessian @ vector))
+        product = statistics.median(products)
+        table = Table(title=f"{name}: p = {hessian.space.size:,}, {len(subject.x)} samples", title_justify="left")
+    table.add_column("part")
+    table.add_column("cost", justify="right")
+    table.add_row("graph of the gradient, once", f"{build:.2f} G")
+    table.add_row("product, after that", f"{product / statistics.median(units):.2f} G")
+    table.add_row("Lanczos without its products, per step", f"{_reorthogonalisation(vector) / product:.2f} products")
+    return table
+
+
+def _reorthogonalisation(vector: Tensor) -> float:
+    """Seconds per step of Lanczos on a map that costs next to nothing, with a basis that fills up to 24 vectors."""
+    diagonal = torch.linspace(-1, 1, len(vector))
+    seconds = timed(lambda: lanczos(diagonal.mul, vector, which="algebraic", tol=1e-9, max_products=24))
+    return (seconds - 24 * timed(lambda: diagonal * vector)) / 24
+
+
+class Results:
+    """Costs, errors and numbers of products by tool, over the runs."""
+
+    def __init__(self) -> None:
+        self.costs: dict[str, list[float]] = {}
+        self.errors: dict[str, list[float]] = {}
+        self.products: dict[str, list[int]] = {}
+        self.notes: dict[str, str] = {}
+
+    def add(self, tool: str, cost: float, error: float, products: int | None = None) -> None:
+        self.costs.setdefault(tool, []).append(cost)
+        self.errors.setdefault(tool, []).append(error)
+        if products is not None:
+            self.products.setdefault(tool, []).append(products)
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        for tool in sorted({*self.costs, *self.notes}, key=lambda tool: (not tool.startswith("ours"), tool)):
+            note = self.notes.get(tool, "")
+            if tool not in self.costs:
+                yield tool, "–", "–", "–", note
+                continue
+            costs, errors, products = self.costs[tool], self.errors[tool], self.products.get(tool)
+            counted = f"{statistics.median(products):.0f} ({max(products)})" if products else "–"
+            error = f"{statistics.median(errors):.1e} ({max(errors):.1e})"
+            yield tool, f"{statistics.median(costs):.1f} G ({max(costs):.1f})", counted, error, note
+
+
+def comparison_table(name: str, runs: int) -> Table:
+    """Every tool on several networks, from several starts: ours cold and warm, the peers cold."""
+    results = Results()
+    for seed in range(runs):
+        subject = Subject(name, seed)
+        truth = subject.true_value()
+        vectors = _run_ours(results, subject, truth, seed, "cold", {})
+        _run_peers(results, subject, truth, seed)
+        subject.epoch_of_small_steps(seed)
+        _run_ours(results, subject, subject.true_value(), seed, "warm", vectors)
+    title = f"{name}: top eigenvalue, {runs} networks with a start each, median (worst)"
+    table = Table(title=title, title_justify="left")
+    for header in ("tool", "cost", "products", "true relative error", ""):
+        table.add_column(header, justify="left" if header in ("tool", "") else "right")
+    for row in results.rows():
+        table.add_row(*row)
+    return table
+
+
+def _run_ours(
+    results: Results, subject: Subject, truth: float, seed: int, start: str, vectors: dict[str, dict[str, Tensor]]
+) -> dict[str, dict[str, Tensor]]:
+    """Our methods; returns the eigenvectors, to begin with next time."""
+    found = {}
+    for method, tol in OURS.items():
+        cost, pair = subject.solve(method, tol, seed, vectors.get(method))
+        results.add(f"ours, {method}, {start}", cost, abs(pair.value / truth - 1), pair.hvps)
+        found[method] = pair.vector
+    return found
+
+
+def _run_peers(results: Results, subject: Subject, truth: float, seed: int) -> None:
+    for package, solver in PEERS.items():
+        release = installed(package)
+        results.notes[package] = release or "not installed"
+        if release is None:
+            continue
+        torch.manual_seed(seed)
+        solve = partial(solver, copy.deepcopy(subject.model), loss_function, subject.x, subject.y)
+        try:
+            cost, value = in_gradients(subject.gradient, solve)
+        except Exception as error:  # noqa: BLE001  # what a peer cannot do belongs into the table
+            results.notes[package] = f"{release}: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
+        else:
+            results.add(package, cost, abs(value / truth - 1))
