@@ -16,11 +16,12 @@ _COLUMNS = {
     "normtheory/min_weight_norm": "w_min",
     "normtheory/rsc_ratio": "R",
     "normtheory/mean_predictor_grad_norm_sq": "‖ḡ‖²",
-    "normtheory/loss_ratio": "loss ratio",
+    "normtheory/hessian_lambda_max": "λ_max",
+    "normtheory/hessian_edge": "2/η",
 }
 _CAPTION = (
     "w_min: smallest norm of a weight vector. R = ‖∇L‖²/L on the probe. ḡ: mean gradient of the outputs. "
-    "loss ratio: L against the epoch before."
+    "λ_max: largest eigenvalue of the Hessian, stable below 2/η."
 )
 
 

@@ -174,3 +174,12 @@ def test_the_wheel_works_from_another_directory(wheel, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"2000 {site}/lightning_normtheory/callbacks/__init__.py"
+
+
+def test_the_benchmark_runs_without_its_peers():
+    """On its smallest model, as a user would, from the checkout."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks", "hessian", "--case", "tiny", "--runs", "1"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for part in ("product, after that", "ours, lanczos, warm", "ours, power, cold", "curvlinops"):
+        assert part in result.stdout

@@ -57,7 +57,7 @@ def test_quickstart_learns_and_measures(quickstart):
 def test_quickstart_ends_with_a_table_and_names_its_file(quickstart):
     _, _, out, _ = quickstart
     assert "w_min" in out
-    assert "loss ratio" in out
+    assert "λ_max" in out
     assert "normtheory.jsonl" in out
 
 
