@@ -31,8 +31,9 @@ def eager(model: nn.Module) -> Iterator[None]:
     before = [dict(vars(module)) for module in compiled]
     for module in compiled:
         module._compiled_call_impl = None
-        if "_orig_mod" in module._modules:
-            module.forward = module._modules["_orig_mod"].__call__
+        original = module._modules.get("_orig_mod")
+        if original is not None:
+            module.forward = original.__call__
     try:
         yield
     finally:

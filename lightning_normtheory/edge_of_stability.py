@@ -1,7 +1,7 @@
 """The largest curvature that an optimizer's step can take."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,7 +48,7 @@ def edges_of_stability(optimizers: Iterable[torch.optim.Optimizer]) -> list[Edge
     return edges
 
 
-def _sgd_limit(group: dict, lr: float) -> float:  # type: ignore[type-arg]
+def _sgd_limit(group: dict[str, Any], lr: float) -> float:
     momentum, decay = float(group["momentum"]), float(group["weight_decay"])
     if group["nesterov"]:
         factor = 2 * (1 + momentum) / (1 + 2 * momentum)

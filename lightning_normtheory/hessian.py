@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -91,7 +92,7 @@ def hessian_operator(
     if not batches:
         raise ValueError("Expected at least one sample, but the batches hold none.")
     with untouched(model, batch_stats=batch_stats), torch.enable_grad():
-        hessian = LossHessian(parameters, [lambda x=x, y=y: loss_of(x, y) for x, y in batches], memory=memory)
+        hessian = LossHessian(parameters, [partial(loss_of, x, y) for x, y in batches], memory=memory)
         try:
             yield hessian
         finally:

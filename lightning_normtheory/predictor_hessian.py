@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -148,7 +149,7 @@ def _independent(
         xs, one_hots = [leaves[index].detach()[samples] for index in per_sample], outputs[which]
         with ComposedWeightNorm(), twice_differentiable():
             pairs = batched_lanczos(
-                lambda v, xs=xs, one_hots=one_hots: vmap(product)(xs, one_hots, v),
+                partial(vmap(product), xs, one_hots),
                 _starts(len(chunk), space),
                 which="magnitude",
                 tol=tol,
@@ -187,7 +188,7 @@ def _one_by_one(
 
     norms, residuals, products = torch.zeros(n, k).double(), torch.zeros(n, k).double(), 0
     for i, h in _pairs(n, k):
-        hessian = LossHessian(parameters, [lambda i=i, h=h: output(i, h)])
+        hessian = LossHessian(parameters, [partial(output, i, h)])
         start = _starts(1, hessian.space)[0]
         pair = lanczos(hessian.__matmul__, start, which="magnitude", tol=tol, max_products=max_hvps)
         norms[i, h], residuals[i, h] = abs(pair.value), pair.residual
