@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import torch
@@ -30,12 +30,14 @@ class ProbeBatch:
         samples: how many samples are in it.
         transferred: whether the module's batch-transfer hooks have seen it already.
         counts: whether it belongs to this process's share, or only keeps step with the others.
+        first: how many samples of the probe come before it.
     """
 
     data: Any
     samples: int
     transferred: bool = False
     counts: bool = True
+    first: int = 0
 
 
 class Probe:
@@ -153,7 +155,8 @@ class Probe:
         """What this process measures: every ``world_size``-th batch, or what it has copied so far."""
         if self.collecting:
             return list(self._batches)
-        own = self._batches[rank::world_size]
+        firsts = accumulate((batch.samples for batch in self._batches), initial=0)
+        own = [replace(batch, first=first) for batch, first in zip(self._batches, firsts)][rank::world_size]
         # Every process takes the same number of steps, as in training: the user's step may wait for the others.
         if self._batches and len(own) * world_size < len(self._batches):
             own.append(replace(self._batches[0], counts=False))

@@ -109,8 +109,7 @@ class View:
                 hessian.release()
 
     def predictor_hessian(self, samples: int, tol: float) -> tuple[float, float]:
-        """max_i ‖∇²f(θ; x_i)‖₂ over that many samples of the probe, in total over all processes, and its residual."""
-        own = -(-samples // self.trainer.world_size)
+        """max_i ‖∇²f(θ; x_i)‖₂ over the first samples of the probe, and its residual."""
         # Samples must be independent: running statistics, wherever there are any.
         tracked = all(layer.running_mean is not None for layer in batch_norm_layers(self.model).values())
         batch_stats = self._batch_stats if self._batch_stats is not None or not tracked else False
@@ -118,14 +117,13 @@ class View:
         with self._measuring():
             predictor = _Predictor(self.model, self._predict)
             for batch in self._batches:
-                if not batch.counts or own <= 0:
+                if not batch.counts or batch.first >= samples:
                     continue
-                data = first_samples(self._on_device(batch), batch.samples, own)
+                data = first_samples(self._on_device(batch), batch.samples, samples - batch.first)
                 result = predictor_hessian(predictor, data, tol=tol, batch_stats=batch_stats)
                 top = int(result.norms.argmax())
                 found = torch.tensor([float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64)
                 largest = max(largest, found, key=lambda pair: float(pair[0]))
-                own -= batch.samples
         return self._largest(largest)
 
     def _largest(self, pair: Tensor) -> tuple[float, float]:

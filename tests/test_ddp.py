@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory.callbacks import NormTheory, RSCRatio
+from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, RSCRatio
 
 from lit import Classifier, Stream, loader, rows, tensors, trainer
 
@@ -44,6 +44,45 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, net, batch_size):
     for name, value in one[1].items():
         if "seconds" not in name:
             assert two[1][name] == pytest.approx(value, rel=1e-12), name
+
+
+def test_the_curvature_in_two_processes_is_that_of_one(tmp_path):
+    data = DataLoader(
+        TensorDataset(tensors(40)[0].double(), tensors(40)[1]), 8
+    )  # three batches for one, two for the other
+    measured = {}
+    for devices in (1, 2):
+        callback = HessianTopEigenvalue(
+            method="lanczos", memory="low", predictor_samples=16, batch_stats=False, on_error="raise"
+        )
+        strategy = {"strategy": "ddp_fork", "devices": devices} if devices > 1 else {}
+        folder = tmp_path / str(devices)
+        trainer([callback], max_epochs=2, default_root_dir=folder, **strategy).fit(StandingStill("wn").double(), data)
+        measured[devices] = rows(folder)[1]
+    for name, value in measured[1].items():
+        if "seconds" not in name:
+            assert measured[2][name] == pytest.approx(value, rel=1e-9), name
+
+
+class LossFailsOnRankOne:
+    """Not in the trial at the start, and not in the first batch that is measured."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, module, batch):
+        self.calls += 1
+        if self.calls > 2 and module.global_rank == 1:
+            raise RuntimeError("only here")
+        return torch.nn.functional.cross_entropy(module(batch[0]), batch[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_product_that_fails_in_one_process_is_a_nan_in_both_and_no_deadlock(tmp_path):
+    callback = HessianTopEigenvalue(loss=LossFailsOnRankOne())
+    fit = trainer([callback], max_epochs=2, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+    fit.fit(StandingStill("wn"), loader(48))
+    assert [math.isnan(row["normtheory/hessian_lambda_max"]) for row in rows(tmp_path).values()] == [True, True]
 
 
 class FailsOnRankOne:

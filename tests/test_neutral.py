@@ -12,7 +12,7 @@ import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory.callbacks import MinWeightNorm, NormTheory, RSCRatio
+from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, RSCRatio
 
 from lit import CLASSES, FEATURES, Augmented, Classifier, Stream, loader, tensors, trainer
 
@@ -339,6 +339,14 @@ def test_metrics_that_the_module_completes_at_the_end_of_its_epoch():
 def test_several_callbacks_at_once():
     together = [MinWeightNorm(), RSCRatio(on_error="raise", probe=16), NormTheory(prefix="other", on_error="raise")]
     assert run("batchnorm", []) == run("batchnorm", together)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES)
+def test_curvature_in_low_memory_and_of_the_predictor(case):
+    """With every choice that `NormTheory` does not make: forward passes in every product, vmap, Lanczos."""
+    options = {"method": "lanczos", "memory": "low", "predictor_samples": 3, "max_hvps": 4}
+    assert run(case, []) == run(case, [HessianTopEigenvalue(on_error="raise", **options, **CASES[case][2])])
 
 
 class Module(lightning.pytorch.LightningModule):
