@@ -165,7 +165,7 @@ class DiagnosticCallback(HostCallback):
             self._begin(self._view(trainer, pl_module))
 
     def _begin(self, view: View) -> None:
-        view.try_out()
+        view.try_out(outputs=any(diagnostic.needs_outputs for diagnostic in self._active))
         if not self._resumed and not self.probe.collecting:
             for diagnostic in self._active:
                 self._guarded(diagnostic, lambda d: d.start(view))

@@ -1,6 +1,5 @@
 """`HessianTopEigenvalue`: the largest eigenvalue of the loss's Hessian beside the edge of stability."""
 
-import re
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -27,7 +26,7 @@ _PREDICTOR = "predictor_hessian_norm"
 class HessianTopEigenvalueDiagnostic(Diagnostic):
     """λ_max with its error bar, warm-started from the last one measured, and 2/η."""
 
-    names = (
+    names: tuple[str, ...] = (
         _LAMBDA,
         f"{_LAMBDA}_residual",
         f"{_LAMBDA}_converged",
@@ -43,16 +42,10 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         tol: float = 1e-2,
         max_hvps: int = 100,
         memory: Memory = "high",
-        predictor_samples: int = 0,
     ) -> None:
         check_options(method=method, which="algebraic", tol=tol, max_hvps=max_hvps, memory=memory)
-        if not isinstance(predictor_samples, int) or predictor_samples < 0:
-            raise ValueError(
-                f"Expected predictor_samples to be a number of samples, 0 for none, but got {predictor_samples!r}."
-            )
         self._options: dict[str, Any] = {"method": method, "tol": tol, "max_hvps": max_hvps}
         self._memory = memory
-        self._predictor_samples = predictor_samples
         # The last eigenvector, by parameter name, in half precision: where to begin needs no more digits, and it is in
         # every checkpoint. An uninterrupted run begins with the same rounded one.
         self._vector: dict[str, Tensor] = {}
@@ -70,37 +63,45 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
             f"{_LAMBDA}_seconds": time.perf_counter() - begin,
             **_edges(view, pair.value),
         }
-        if not pair.converged:
-            self._warn_once(
+        if not pair.converged and not self._warned:
+            self._warned = True
+            rank_zero_warn(
                 f"λ_max has not converged within max_hvps={pair.hvps} products: the residual {pair.residual:.2g} is "
                 f"above tol={self._options['tol']:g} times {pair.value:.3g}. Raise max_hvps, or use method='lanczos'."
             )
-        if self._predictor_samples:
-            metrics.update(self._predictor(view))
+        self.names = tuple(metrics)  # the lines of each group too, when a later measurement fails
         return metrics
 
     def _solve(self, hessian: LossHessian) -> Eigenpair:
         start = _warm_start(self._vector, hessian.space)
         return leading_eigenpairs(hessian, 1, which="algebraic", start=start, **self._options)[0]
 
-    def _predictor(self, view: View) -> dict[str, float]:
-        tol = float(self._options["tol"])
-        norm, residual = view.predictor_hessian(self._predictor_samples, tol)
-        converged = residual <= tol * norm
-        if not converged:
-            self._warn_once(f"{_PREDICTOR} has not converged: it is a lower bound, by about {residual:.2g}.")
-        return {_PREDICTOR: norm, f"{_PREDICTOR}_residual": residual, f"{_PREDICTOR}_converged": float(converged)}
-
-    def _warn_once(self, message: str) -> None:
-        if not self._warned:
-            self._warned = True
-            rank_zero_warn(message)
-
     def state_dict(self) -> dict[str, Any]:
         return {"vector": self._vector}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._vector = dict(state.get("vector", {}))
+
+
+class PredictorHessianDiagnostic(Diagnostic):
+    """max_i ‖∇²f(θ; x_i)‖₂ over some samples of the probe."""
+
+    names = (_PREDICTOR, f"{_PREDICTOR}_residual", f"{_PREDICTOR}_converged")
+    needs_outputs = True
+
+    def __init__(self, samples: int, tol: float, max_hvps: int) -> None:
+        if type(samples) is not int or samples < 1:
+            raise ValueError(f"Expected predictor_samples to be a number of samples, 0 for none, but got {samples!r}.")
+        self._samples, self._tol, self._max_hvps = samples, tol, max_hvps
+        self._warned = False
+
+    def measure(self, view: View) -> dict[str, float]:
+        norm, residual = view.predictor_hessian(self._samples, self._tol, self._max_hvps)
+        converged = residual <= self._tol * norm
+        if not converged and not self._warned:
+            self._warned = True
+            rank_zero_warn(f"{_PREDICTOR} has not converged within max_hvps={self._max_hvps}: it is a lower bound.")
+        return {_PREDICTOR: norm, f"{_PREDICTOR}_residual": residual, f"{_PREDICTOR}_converged": float(converged)}
 
 
 def _rounded(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -124,21 +125,20 @@ def _edges(view: View, value: float) -> dict[str, float]:
         return {}
     nearest = min(edge.two_over_lr for edge in edges)
     metrics = {"hessian_edge": nearest, "hessian_edge_distance": nearest - value}
-    limits = [edge.limit for edge in edges if edge.limit is not None and edge.limit != edge.two_over_lr]
-    if limits:
+    limits = [edge.limit for edge in edges if edge.limit is not None]
+    if any(edge.limit not in (None, edge.two_over_lr) for edge in edges):
         metrics["hessian_stability_limit"] = min(limits)
         metrics["hessian_stability_limit_distance"] = min(limits) - value
     if len(edges) > 1:
         for edge in edges:
-            group = re.sub(r"[^\w-]", "_", edge.group)
-            metrics[f"hessian_edge__{group}"] = edge.two_over_lr
-            metrics[f"hessian_edge_distance__{group}"] = edge.two_over_lr - value
+            metrics[f"hessian_edge__{edge.group}"] = edge.two_over_lr
+            metrics[f"hessian_edge_distance__{edge.group}"] = edge.two_over_lr - value
     return metrics
 
 
 def hessian_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the diagnostic as they are called in a file that also speaks of others."""
-    return {name if "_" in name else f"hessian_{name}": value for name, value in options.items()}
+    return {f"hessian_{name}": value for name, value in options.items()}
 
 
 class HessianTopEigenvalue(DiagnosticCallback):
@@ -199,12 +199,17 @@ class HessianTopEigenvalue(DiagnosticCallback):
             "tol": tol,
             "max_hvps": max_hvps,
             "memory": memory,
-            "predictor_samples": predictor_samples,
         }
+        self.predictor_samples = predictor_samples
         super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
 
     def make_diagnostics(self) -> list[Diagnostic]:
-        return [HessianTopEigenvalueDiagnostic(**self._options)]
+        made: list[Diagnostic] = [HessianTopEigenvalueDiagnostic(**self._options)]
+        if self.predictor_samples != 0:
+            made.append(
+                PredictorHessianDiagnostic(self.predictor_samples, self._options["tol"], self._options["max_hvps"])
+            )
+        return made
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **hessian_settings(self._options)}
+        return {**super().settings(), **hessian_settings(self._options), "predictor_samples": self.predictor_samples}

@@ -15,6 +15,7 @@ class RSCRatioDiagnostic(Diagnostic):
     """R, its parts, ‖ḡ‖², and the loss relative to the last one measured."""
 
     names = ("rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio")
+    needs_outputs = True
 
     def __init__(self) -> None:
         self._last_loss: float | None = None

@@ -18,7 +18,7 @@ from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian, Memory
 from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.predictor_hessian import first_samples, predictor_hessian
-from lightning_normtheory.rsc import RSC, flat_gradient, trainable_parameters
+from lightning_normtheory.rsc import RSC, flat_gradient, require_graph, trainable_parameters
 from lightning_normtheory.snapshot import Snapshot
 from lightning_normtheory.untouched import untouched
 
@@ -108,7 +108,7 @@ class View:
             finally:
                 hessian.release()
 
-    def predictor_hessian(self, samples: int, tol: float) -> tuple[float, float]:
+    def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> tuple[float, float]:
         """max_i ‖∇²f(θ; x_i)‖₂ over the first samples of the probe, and its residual."""
         # Samples must be independent: running statistics, wherever there are any.
         tracked = all(layer.running_mean is not None for layer in batch_norm_layers(self.model).values())
@@ -120,7 +120,7 @@ class View:
                 if not batch.counts or batch.first >= samples:
                     continue
                 data = first_samples(self._on_device(batch), batch.samples, samples - batch.first)
-                result = predictor_hessian(predictor, data, tol=tol, batch_stats=batch_stats)
+                result = predictor_hessian(predictor, data, tol=tol, max_hvps=max_hvps, batch_stats=batch_stats)
                 top = int(result.norms.argmax())
                 found = torch.tensor([float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64)
                 largest = max(largest, found, key=lambda pair: float(pair[0]))
@@ -133,17 +133,24 @@ class View:
             pair = gathered[gathered[:, 0].argmax()]
         return float(pair[0]), float(pair[1])
 
-    def try_out(self) -> None:
-        """Run loss and predictor on the first batch, so that a mistake shows before an epoch is spent.
+    def try_out(self, *, outputs: bool) -> None:
+        """Run the loss, and the predictor if it will be asked for ``outputs``, on the first batch, so that a mistake
+        shows before an epoch is spent.
 
         Raises:
             ValueError: that names the remedy. Running out of memory is no mistake of the set-up: it is reported later.
         """
-        with self._measuring(), torch.no_grad():
+        trials: dict[str, Callable[[ProbeBatch], Any]] = {
+            "loss": lambda batch: require_graph(self._loss_of(batch, 0), "a loss")
+        }
+        if outputs:
+            trials["predict"] = self._predict_on
+        trainable_parameters(self.model)
+        with self._measuring():
             for batch in self._batches[:1]:
-                for argument, action in (("loss", lambda b: self._loss_of(b, 0)), ("predict", self._predict_on)):
+                for argument, trial in trials.items():
                     try:
-                        action(batch)
+                        trial(batch)
                     except (torch.cuda.OutOfMemoryError, MemoryError):
                         return
                     except Exception as error:
@@ -166,7 +173,7 @@ class View:
         try:
             with (
                 muted(self.trainer, self.model),
-                untouched(self.model, batch_stats=self._batch_stats),
+                untouched(self.model, batch_stats=self._batch_stats) as self._afresh,
                 self.trainer.precision_plugin.forward_context(),
                 torch.autocast(self.model.device.type, enabled=False),  # mixed precision has the weights in full
                 torch.enable_grad(),
@@ -206,13 +213,17 @@ class View:
         return total[:-1]
 
     def _loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
+        self._afresh()
         data = self._on_device(batch)
         loss = self._loss(self.model, data) if self._loss else training_step_loss(self.model, data, index)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"Expected the loss as a tensor, but got {describe(loss)}.")
         if loss.numel() != 1:
             raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
         return loss.reshape(())
 
     def _predict_on(self, batch: ProbeBatch) -> Tensor:
+        self._afresh()
         output = self._predict(self.model, self._on_device(batch))
         if not isinstance(output, Tensor):
             raise TypeError(f"Expected a tensor (samples, outputs), but got {describe(output)}.")

@@ -7,6 +7,7 @@ This floor knows torch alone. `lightning_normtheory.callbacks` brings its quanti
 from importlib.metadata import PackageNotFoundError, version
 
 from lightning_normtheory.batchnorm import batchnorm_factors
+from lightning_normtheory.edge_of_stability import edges_of_stability
 from lightning_normtheory.feeding import Feeding, feeding_layers
 from lightning_normtheory.hessian import hessian_operator, hessian_vector_product
 from lightning_normtheory.layers import NormalizedWeight
@@ -23,6 +24,7 @@ __all__ = [
     "NormalizedLayers",
     "NormalizedWeight",
     "batchnorm_factors",
+    "edges_of_stability",
     "feeding_layers",
     "hessian_eigenpairs",
     "hessian_operator",

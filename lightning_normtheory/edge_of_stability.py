@@ -1,5 +1,6 @@
 """The largest curvature that an optimizer's step can take."""
 
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -41,7 +42,9 @@ def edges_of_stability(optimizers: Iterable[torch.optim.Optimizer]) -> list[Edge
         for number, group in enumerate(optimizer.param_groups):
             if "lr" in group:
                 plain = f"{type(optimizer).__name__}{number if len(optimizer.param_groups) > 1 else ''}"
-                name = _unused(str(group.get("name", plain)), {edge.group for edge in edges})
+                # Only letters that a dashboard takes in the name of a metric.
+                readable = re.sub(r"[^\w-]", "_", str(group.get("name", plain)))
+                name = _unused(readable, {edge.group for edge in edges})
                 lr = float(group["lr"])
                 limit = _sgd_limit(group, lr) if type(optimizer) is torch.optim.SGD else None
                 edges.append(Edge(name, _over(2.0, lr), limit))

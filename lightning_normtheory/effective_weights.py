@@ -1,18 +1,24 @@
 """WeightNorm that can be differentiated twice: PyTorch's own operation has a wrong second derivative."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.utils.weight_norm  # the module, which the function of the same name hides
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_fused_weight_norm = torch._weight_norm
+__all__ = ["ComposedWeightNorm", "DifferentiatedInside", "EffectiveWeights", "WeightNormMap"]
 
-__all__ = ["ComposedWeightNorm", "EffectiveWeights", "WeightNormMap"]
+_fused_weight_norm = torch._weight_norm
+_DIFFERENTIATE = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+
+
+class DifferentiatedInside(Exception):  # no error: a request to begin again
+    """A loss differentiates with respect to a parameter of a WeightNorm."""
 
 
 class ComposedWeightNorm(TorchFunctionMode):
@@ -40,9 +46,10 @@ class ComposedWeightNorm(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def weight_norm(self, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-        # dim = -1 is how torch writes dim=None: one norm for all.
-        axes = [axis for axis in range(v.dim()) if axis != dim]
-        return v * (g / torch.linalg.vector_norm(v, dim=axes, keepdim=dim != -1))
+        if dim == -1:  # how torch writes dim=None: one norm for all
+            return v * (g / torch.linalg.vector_norm(v))
+        axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+        return v * (g / (torch.linalg.vector_norm(v, dim=axes, keepdim=True) if axes else v.abs()))
 
 
 class EffectiveWeights(ComposedWeightNorm):
@@ -51,34 +58,67 @@ class EffectiveWeights(ComposedWeightNorm):
     Second derivatives with respect to w cost nothing extra that way; `WeightNormMap` takes them back to g and v. The
     same g and v always give the same leaf: in every batch, in layers that share them, and when checkpointing runs a
     forward pass again.
+
+    Attributes:
+        maps: of the leaves so far.
+        composed: whether to do without leaves, as `ComposedWeightNorm` does. A loss that differentiates with respect to
+            g or v itself must find them in the graph: it raises `DifferentiatedInside`, and is tried again like this.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.maps: dict[tuple[int, int, int], WeightNormMap] = {}
+        self.composed = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _DIFFERENTIATE and not self.composed and self._reaches_a_parameter(func, args, kwargs or {}):
+            raise DifferentiatedInside
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _reaches_a_parameter(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        inputs = kwargs.get("inputs", args[1] if func is torch.autograd.grad and len(args) > 1 else None)
+        if inputs is None:  # backward() without a choice: everything
+            return bool(self.maps)
+        inputs = [inputs] if isinstance(inputs, Tensor) else inputs
+        return any(x is p for x in inputs for each in self.maps.values() for p in (each.g, each.v))
 
     def weight_norm(self, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-        if not (torch.is_grad_enabled() and (v.requires_grad or g.requires_grad)):
+        if not torch.is_grad_enabled():
             return _fused_weight_norm(v, g, dim)
-        if not (v.is_leaf and g.is_leaf):  # computed from something else: leave the whole way in the graph
+        # Computed from something else, made for this pass alone, or inside of a transform: the whole way stays in the
+        # graph. (A tensor inside of a transform does not say that it requires a gradient.)
+        if self.composed or not (isinstance(v, nn.Parameter) and isinstance(g, nn.Parameter)):
             return super().weight_norm(v, g, dim)
+        if not (v.requires_grad or g.requires_grad):
+            return _fused_weight_norm(v, g, dim)
         key = (id(v), id(g), dim)
         if key not in self.maps:
             self.maps[key] = WeightNormMap(v, g, dim)
-        return self.maps[key].w
+        return self.maps[key].w.clone()  # whoever changes a weight in place changes his own
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:
         """Inside, the same for forward passes that checkpointing runs again within a backward pass: there no mode of
-        this kind is active, so the names under which PyTorch's WeightNorms find the operation are replaced."""
-        places = ((torch, "_weight_norm"), (sys.modules["torch.nn.utils.weight_norm"], "_weight_norm"))
-        for place, name in places:
-            setattr(place, name, self.weight_norm)
+        this kind is active, so the name under which PyTorch's WeightNorms find the operation is replaced, for this
+        thread and those of autograd; a thread of the user's may be training another model."""
+        owner = threading.get_ident()
+
+        def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+            autograd = isinstance(threading.current_thread(), threading._DummyThread)
+            ours = autograd or threading.get_ident() == owner
+            return self.weight_norm(v, g, dim) if ours else _fused_weight_norm(v, g, dim)
+
+        places = (torch, sys.modules["torch.nn.utils.weight_norm"])
+        before = [place._weight_norm for place in places]
+        for place in places:
+            place._weight_norm = weight_norm  # type: ignore[attr-defined]
         try:
             yield
         finally:
-            for place, name in places:
-                setattr(place, name, _fused_weight_norm)
+            for place, original in zip(places, before):
+                place._weight_norm = original  # type: ignore[attr-defined]
 
 
 class WeightNormMap:
@@ -96,15 +136,17 @@ class WeightNormMap:
         self._dim = dim
         with torch.no_grad():
             self.w = _fused_weight_norm(v, g, dim).requires_grad_()
-            self._norm = torch.norm_except_dim(v, 2, dim).reshape(-1, 1)
-            self._unit = self._units(v) / self._norm
-            self._scale = g.reshape(-1, 1) / self._norm
+            wide = torch.promote_types(v.dtype, torch.float32)
+            units = self._units(v.to(wide))
+            self._norm = torch.linalg.vector_norm(units, dim=1, keepdim=True)
+            self._unit = units / self._norm
+            self._scale = g.to(wide).reshape(-1, 1) / self._norm
             # Where products put their results: asking for fresh memory each time would cost as much as filling it.
             self._work, self._pushed = torch.empty_like(self._unit), torch.empty_like(self._unit)
 
     def _units(self, x: Tensor) -> Tensor:
         # dim = -1 is how torch writes dim=None: one norm for all.
-        return x.reshape(1, -1) if self._dim == -1 else x.movedim(self._dim, 0).flatten(1)
+        return x.reshape(1, -1) if self._dim == -1 else x.movedim(self._dim, 0).reshape(x.shape[self._dim], -1)
 
     def _unflatten(self, x: Tensor) -> Tensor:
         if self._dim == -1:

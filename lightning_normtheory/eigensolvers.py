@@ -11,6 +11,9 @@ __all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iter
 
 Product = Callable[[Tensor], Tensor]
 Which = Literal["algebraic", "magnitude", "smallest"]
+# No result before this many products, unless it is exact: a start near to another eigenvector than the leading one has
+# a small residual too, and these products are what brings the leading one up from the noise.
+_AT_LEAST = 4
 
 
 class Pair(NamedTuple):
@@ -27,7 +30,9 @@ class Pair(NamedTuple):
     asymmetry: float
 
 
-def power_iteration(product: Product, start: Tensor, *, which: Which, tol: float, max_products: int) -> Pair:
+def power_iteration(
+    product: Product, start: Tensor, *, which: Which, tol: float, max_products: int, project: Product | None = None
+) -> Pair:
     """x ← (H + σI)x, normalised; λ from the span of the last two iterates, until ‖Hv − λv‖ ≤ tol·|λ|.
 
     The iterates turn to the eigenvalue of the largest magnitude. Two of them, and not one, because with eigenvalues λ
@@ -38,10 +43,13 @@ def power_iteration(product: Product, start: Tensor, *, which: Which, tol: float
     Args:
         product: v ↦ Hv.
         start: any vector (p,) with a component along the one that is looked for.
+        project: onto an invariant subspace to stay in. Rounding leaves it, and outside there may be larger eigenvalues.
     """
+    options: dict[str, Any] = {"tol": tol, "max_products": max_products, "project": project}
     if which == "smallest":
-        pair = power_iteration(lambda v: -product(v), start, which="algebraic", tol=tol, max_products=max_products)
+        pair = power_iteration(lambda v: -product(v), start, which="algebraic", **options)
         return pair._replace(value=-pair.value)
+    project = project or (lambda v: v)
     start = start / start.norm()
     x, shift, scale, asymmetry = start, 0.0, 0.0, 0.0
     last: tuple[Tensor, Tensor] | None = None  # the iterate before x, and H times it
@@ -57,13 +65,13 @@ def power_iteration(product: Product, start: Tensor, *, which: Which, tol: float
         near = ritz.residual <= max(4 * tol, 0.02) * abs(ritz.value) or ritz.residual <= 1e-3 * scale
         if (wanted and near) or products == max_products:
             pair = _pair(ritz, *(last or (x, Hx)), x, Hx, products, asymmetry)
-            if wanted and _small_enough(pair.residual, pair.value, scale, tol, x):
+            if wanted and _small_enough(pair.residual, pair.value, scale, tol if products >= _AT_LEAST else 0.0, x):
                 return pair._replace(converged=True)
         if which == "algebraic" and value + shift < 0 and residual <= 0.1 * abs(value):
             shift = abs(value) + residual
-            x, last = _without(start, x), None
+            x, last = project(_without(start, x)), None
         else:
-            following = torch.add(Hx, x, alpha=shift) if shift else Hx
+            following = project(torch.add(Hx, x, alpha=shift) if shift else Hx)
             x, last = following / following.norm(), (x, Hx)
     return pair
 
@@ -82,7 +90,7 @@ def _ritz_of_plane(x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, which: Which) -
     c = _dot(x, y)
     s = math.sqrt(max(1 - c * c, 0.0))
     yHy, HyHy = _dot(y, Hy), _dot(Hy, Hy)
-    if s <= math.sqrt(torch.finfo(x.dtype).eps):  # one direction, up to rounding
+    if s <= torch.finfo(x.dtype).eps ** 0.25:  # s² is a difference of numbers near one: one direction, up to rounding
         return _Ritz(yHy, (0.0, 1.0), math.sqrt(max(HyHy - yHy**2, 0.0)), 0.0)
     xHx, yHx, xHy = _dot(x, Hx), _dot(y, Hx), _dot(x, Hy)
     # In the orthonormal basis x, e = (y − cx)/s: the columns of A take (x, y) to (x, e).
@@ -102,22 +110,41 @@ def _pair(ritz: _Ritz, x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, products: i
     a, b = ritz.coefficients
     vector, image = torch.add(a * x, y, alpha=b), torch.add(a * Hx, Hy, alpha=b)
     size = float(vector.norm())
-    residual = float(torch.add(image, vector, alpha=-ritz.value).norm()) / size
-    return Pair(ritz.value, vector / size, residual, False, products, asymmetry)
+    value = _dot(vector, image) / size**2
+    residual = float(torch.add(image, vector, alpha=-value).norm()) / size
+    return Pair(value, vector / size, residual, False, products, asymmetry)
 
 
-def lanczos(product: Product, start: Tensor, *, which: Which, tol: float, max_products: int, basis: int = 24) -> Pair:
+def lanczos(
+    product: Product,
+    start: Tensor,
+    *,
+    which: Which,
+    tol: float,
+    max_products: int,
+    basis: int = 24,
+    project: Product | None = None,
+) -> Pair:
     """The Rayleigh–Ritz value of the Krylov space span{x, Hx, H²x, …}, until its residual is below tol·|λ|.
 
     The basis is reorthogonalised against all of itself in every step. When it is full it is replaced by its leading
-    half in Ritz vectors (thick restart), so that memory stays bounded by ``basis`` + 1 vectors.
+    half in Ritz vectors (thick restart), so that memory stays bounded by ``basis`` + 1 vectors. The other arguments are
+    those of `power_iteration`.
     """
     options: dict[str, Any] = {"which": which, "tol": tol, "max_products": max_products, "basis": basis}
-    return batched_lanczos(lambda v: product(v[0])[None], start[None], **options)[0]
+    inside = None if project is None else lambda v: project(v[0])[None]
+    return batched_lanczos(lambda v: product(v[0])[None], start[None], project=inside, **options)[0]
 
 
 def batched_lanczos(
-    product: Product, start: Tensor, *, which: Which, tol: float, max_products: int, basis: int = 24
+    product: Product,
+    start: Tensor,
+    *,
+    which: Which,
+    tol: float,
+    max_products: int,
+    basis: int = 24,
+    project: Product | None = None,
 ) -> list[Pair]:
     """`lanczos` for b maps at once: ``product`` takes v (b, p) to the H_i v_i. Each keeps its first converged pair."""
     basis = min(basis, max_products)
@@ -135,6 +162,7 @@ def batched_lanczos(
         w = _subtract(w, Q[:, coupled], T[:, coupled, j].to(w))
         rest = torch.einsum("bmp,bp->bm", Q[:, : j + 1], w)
         w = _subtract(w, Q[:, : j + 1], rest)
+        w = w if project is None else project(w)
         if j:
             asymmetry = torch.maximum(asymmetry, rest[:, :j].abs().amax(1).cpu())
         beta = w.norm(dim=1).cpu().double()
@@ -146,7 +174,8 @@ def batched_lanczos(
         exhausted = beta <= 10 * torch.finfo(w.dtype).eps * scale
         for i in [i for i, pair in enumerate(pairs) if pair is None]:
             value, residual = float(values[i, 0]), float(residuals[i])
-            converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), tol, w)
+            enough = tol if products >= _AT_LEAST else 0.0
+            converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), enough, w)
             if converged or products == max_products:
                 vector = vectors[i, :, 0].to(w) @ Q[i, : j + 1]
                 pairs[i] = Pair(value, vector / vector.norm(), residual, converged, products, float(asymmetry[i]))

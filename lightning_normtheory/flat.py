@@ -43,15 +43,13 @@ class FlatParameters:
         Raises:
             ValueError: if names or shapes are not those of the parameters.
         """
-        missing, unknown = self.parameters.keys() - named.keys(), named.keys() - self.parameters.keys()
-        if missing or unknown:
-            raise ValueError(
-                "Expected a tensor for every trainable parameter by its name, but "
-                + " and ".join(
-                    f"{min(names)!r} {word}" for names, word in ((missing, "is missing"), (unknown, "is none")) if names
-                )
-                + "."
-            )
+        names = ", ".join(map(repr, list(self.parameters)[:4])) + (", …" if len(self.parameters) > 4 else "")
+        if not isinstance(named, Mapping):
+            raise TypeError(f"Expected a dict of tensors by the names {names}, but got {type(named).__name__}.")
+        wrong = [f"{name!r} is missing" for name in sorted(self.parameters.keys() - named.keys())[:1]]
+        wrong += [f"{name!r} is not among them" for name in sorted(named.keys() - self.parameters.keys())[:1]]
+        if wrong:
+            raise ValueError(f"Expected a tensor for each trainable parameter, {names}, but {' and '.join(wrong)}.")
         for name, p in self.parameters.items():
             if named[name].shape != p.shape:
                 raise ValueError(f"Expected shape {tuple(p.shape)} for {name!r}, but got {tuple(named[name].shape)}.")

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_normtheory.effective_weights import EffectiveWeights
+from lightning_normtheory.effective_weights import DifferentiatedInside, EffectiveWeights
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.rng import isolated_rng
-from lightning_normtheory.rsc import trainable_parameters
+from lightning_normtheory.rsc import count_samples, list_batches, require_graph, trainable_parameters
 from lightning_normtheory.second_derivatives import (
     explain_second_derivative,
     refuse_once_differentiable,
@@ -83,15 +83,15 @@ def hessian_operator(
         [10.0, 20.0]
     """
 
-    def loss_of(x: Any, y: Any) -> tuple[Tensor, int]:
-        output = model(x)
-        return loss(output, y), len(output)
-
     parameters = trainable_parameters(model)
-    batches = list(batches)
-    if not batches:
-        raise ValueError("Expected at least one sample, but the batches hold none.")
-    with untouched(model, batch_stats=batch_stats), torch.enable_grad():
+    batches = list_batches(batches)
+    with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad():
+
+        def loss_of(x: Any, y: Any) -> tuple[Tensor, int]:
+            afresh()
+            output = model(x)
+            return loss(output, y), count_samples(output)
+
         hessian = LossHessian(parameters, [partial(loss_of, x, y) for x, y in batches], memory=memory)
         try:
             yield hessian
@@ -135,6 +135,7 @@ class LossHessian:
         self._slopes: dict[Tensor, Tensor] = {}
         self._gradient: Tensor | None = None
         self._samples = 0.0
+        self._released = False
 
     @property
     def gradient(self) -> Tensor:
@@ -152,16 +153,22 @@ class LossHessian:
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """H v, both (p,)."""
+        if self._released:
+            raise RuntimeError("Expected a product inside of the with block: outside, the model is no longer the same.")
         if vector.shape != (self.space.size,):
             raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
         _ = self.gradient  # which counts the samples
-        product = self._exchange(lambda: self._weighted_product(vector), self.space.size)
-        if not math.isfinite(float(product.sum())):
+        product = self._exchange(lambda: self._weighted_product(vector.detach()), self.space.size)
+        if not bool(torch.isfinite(product).all()):
             raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
         return product
 
     def release(self) -> None:
-        """Let go of the graphs."""
+        """Let go of the graphs; there are no products after this."""
+        self._released = True
+        self._drop_graphs()
+
+    def _drop_graphs(self) -> None:
         self._graphs.clear()
         self._slopes.clear()
         self._weights.maps.clear()
@@ -174,10 +181,12 @@ class LossHessian:
         except torch.cuda.OutOfMemoryError:
             if self._memory == "low":
                 raise
-        # Not in the except clause: there the traceback still holds the last graph.
-        self.release()
-        self._memory = "low"
-        return self._collect_gradients()
+            self._memory = "low"
+        except DifferentiatedInside:
+            self._weights.composed = True
+        # Not in an except clause: there the traceback still holds the last graph.
+        self._drop_graphs()
+        return self._gradient_sum()
 
     def _collect_gradients(self) -> Tensor:
         sums: dict[Tensor, Tensor] = {}
@@ -185,35 +194,32 @@ class LossHessian:
         for index in range(len(self._losses)):
             graph = self._differentiate(index)
             if graph.samples:
-                _add(sums, zip(graph.leaves, graph.gradients), graph.samples)
+                _add(sums, zip(graph.leaves, graph.gradients), graph.samples, self.space.dtype)
                 samples += graph.samples
             if self._memory == "high":
                 self._graphs.append(graph)
         for each in self._weights.maps.values():
             if each.w in sums:
                 self._slopes[each.w] = sums.pop(each.w)
-                _add(sums, zip((each.g, each.v), each.pull(self._slopes[each.w])), 1)
+                _add(sums, zip((each.g, each.v), each.pull(self._slopes[each.w])), 1, self.space.dtype)
         count = torch.tensor([float(samples)], dtype=self.space.dtype, device=self.space.device)
         return torch.cat([self.space.join(sums), count])
 
     def _differentiate(self, index: int) -> "_GradientGraph":
         # The same random numbers each time: every product must be one with the same Hessian.
-        with isolated_rng(index), self._weights, twice_differentiable():
+        with isolated_rng(index), self._weights, self._weights.in_backward(), twice_differentiable():
             loss, samples = self._losses[index]()
-            if loss.numel() != 1:
-                raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
-            if not loss.requires_grad:
-                raise ValueError(
-                    "Expected a loss that depends on a trainable parameter, but it has no graph. Look for detach(), "
-                    "item() or torch.no_grad() on the way from the model's output."
-                )
-            if not math.isfinite(float(loss.detach())):
-                raise FloatingPointError(
-                    f"Expected a finite loss, but batch {index} gives {float(loss.detach())}: there is no curvature to"
-                    " measure."
-                )
-            refuse_once_differentiable(loss)
-            leaves = [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"Expected the loss as a tensor, but got {type(loss).__name__}.")
+        if loss.numel() != 1:
+            raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
+        require_graph(loss, "a loss")
+        if not math.isfinite(float(loss.detach())):
+            raise FloatingPointError(
+                f"Expected a finite loss, but batch {index} gives {float(loss.detach())}: it has no curvature."
+            )
+        refuse_once_differentiable(loss)
+        leaves = [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
         with self._weights.in_backward(), twice_differentiable():
             gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)
         return _GradientGraph(loss, samples, leaves, gradients)
@@ -227,10 +233,11 @@ class LossHessian:
         curvature: dict[Tensor, Tensor] = {}
         for index in range(len(self._losses)):
             graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)
+            # Also of a batch that does not count: its backward pass may wait for other processes.
+            with self._weights.in_backward(), twice_differentiable():
+                along = graph.along(tangents, keep=self._memory == "high")
             if graph.samples:
-                with self._weights.in_backward(), twice_differentiable():
-                    along = graph.along(tangents, keep=self._memory == "high")
-                _add(curvature, along, graph.samples / self._samples)
+                _add(curvature, along, graph.samples / self._samples, self.space.dtype)
         for each in self._weights.maps.values():
             if each.w in self._slopes:
                 a_dot = curvature.pop(each.w) if each.w in curvature else torch.zeros_like(each.w)
@@ -257,7 +264,7 @@ class _GradientGraph:
         if not curved:
             return []
         outputs = [gradient for gradient, _ in curved]
-        directions = [tangents[leaf].to(gradient.dtype) for gradient, leaf in curved]
+        directions = [tangents[leaf].to(gradient) for gradient, leaf in curved]
         try:
             products = torch.autograd.grad(outputs, self.leaves, directions, retain_graph=keep, allow_unused=True)
         except RuntimeError as error:
@@ -265,10 +272,12 @@ class _GradientGraph:
         return [(leaf, value) for leaf, value in zip(self.leaves, products) if value is not None]
 
 
-def _add(sums: dict[Tensor, Tensor], values: Iterable[tuple[Tensor, Tensor]], weight: float) -> None:
+def _add(
+    sums: dict[Tensor, Tensor], values: Iterable[tuple[Tensor, Tensor]], weight: float, dtype: torch.dtype
+) -> None:
     """Weighted sums by leaf, in memory of their own: what autograd returns may be the tangents themselves."""
     for leaf, value in values:
         if leaf in sums:
             sums[leaf].add_(value, alpha=weight)
         else:
-            sums[leaf] = value * weight
+            sums[leaf] = value.to(dtype) * weight

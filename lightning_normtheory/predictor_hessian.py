@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lightning_normtheory.effective_weights import ComposedWeightNorm
 from lightning_normtheory.eigensolvers import batched_lanczos, lanczos
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian
 from lightning_normtheory.layers import batch_norm_layers
-from lightning_normtheory.rsc import trainable_parameters
+from lightning_normtheory.rsc import count_samples, trainable_parameters
 from lightning_normtheory.second_derivatives import twice_differentiable
+from lightning_normtheory.top_eigenvalue import check_options
 from lightning_normtheory.untouched import untouched
 
 __all__ = ["PredictorHessian", "first_samples", "predictor_hessian", "predictor_hessian_norm"]
@@ -77,20 +78,21 @@ def predictor_hessian(
     model: nn.Module, x: Any, *, tol: float = 1e-2, max_hvps: int = 200, batch_stats: bool | None = None
 ) -> PredictorHessian:
     """As `predictor_hessian_norm`, with residuals and cost instead of a warning."""
+    check_options(method="lanczos", which="magnitude", tol=tol, max_hvps=max_hvps, memory="high")
     parameters = trainable_parameters(model)
-    n = next(len(leaf) for leaf in tree_leaves(x) if _has_samples(leaf))
-    if n == 0:
-        raise ValueError("Expected at least one sample, but the input holds none.")
     with untouched(model, batch_stats=batch_stats), torch.enable_grad():
-        with torch.no_grad():
-            together = model(x)
-            k = together[0].numel()
-            coupled = _with_batch_statistics(model) or not torch.allclose(
-                model(first_samples(x, n, 1)), together[:1], rtol=1e-3
-            )
+        together = model(x)
+        n = count_samples(together)
+        if n == 0:
+            raise ValueError("Expected at least one sample, but the input holds none.")
+        k = together[0].numel()
+        coupled = _with_batch_statistics(model) or not _alone_as_together(model, parameters, x, together)
+        del together
         if not coupled:
             try:
-                return _independent(model, parameters, x, n, k, tol, max_hvps)
+                with warnings.catch_warnings():  # torch's own use of what it has deprecated
+                    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
+                    return _independent(model, parameters, x, n, k, tol, max_hvps)
             except (RuntimeError, NotImplementedError):
                 pass  # an operation that vmap or forward-mode derivatives do not know: one by one, as below
         return _one_by_one(model, parameters, x, n, k, tol, max_hvps, coupled)
@@ -110,12 +112,36 @@ def _samples(x: Any, n: int, which: slice) -> Any:
     return tree_map(lambda leaf: leaf[which] if _has_samples(leaf, n) else leaf, x)
 
 
-def _has_samples(leaf: Any, n: int | None = None) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0 and (n is None or len(leaf) == n)
+def _has_samples(leaf: Any, n: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == n
 
 
 def _with_batch_statistics(model: nn.Module) -> bool:
     return any(layer.training or layer.running_mean is None for layer in batch_norm_layers(model).values())
+
+
+def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x: Any, together: Tensor) -> bool:
+    """Whether the first sample has by itself, and with substituted parameters, the gradient that it has in the batch.
+
+    If not, samples see each other, or parameters are reached on a way that substitution does not see.
+    """
+    weights = torch.linspace(1, 2, together[0].numel(), dtype=together.dtype, device=together.device)
+    theta = {name: p.detach() for name, p in parameters.items()}
+
+    def weighted(theta: dict[str, Tensor]) -> Tensor:
+        alone = functional_call(model, theta, (first_samples(x, len(together), 1),))
+        return (alone.reshape(-1) * weights).sum()
+
+    try:
+        with ComposedWeightNorm(), twice_differentiable():
+            alone = FlatParameters(theta).join({theta[name]: g for name, g in grad(weighted)(theta).items()})
+    except (RuntimeError, NotImplementedError):
+        return True  # found out, and dealt with, when it is asked for more
+    value = (together[0].reshape(-1) * weights).sum()
+    gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    found: dict[Tensor, Tensor] = {p: g for p, g in zip(parameters.values(), gradients) if g is not None}
+    expected = FlatParameters(parameters).join(found)
+    return float((alone - expected).norm()) <= 1e-3 * float(expected.norm())
 
 
 def _independent(

@@ -9,6 +9,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 
+from lightning_normtheory.graphs import nodes, refuse_reentrant_checkpoints
+
 __all__ = ["SecondDerivativeError", "explain_second_derivative", "refuse_once_differentiable", "twice_differentiable"]
 
 
@@ -30,7 +32,7 @@ def twice_differentiable() -> Iterator[None]:
 
 
 def refuse_once_differentiable(loss: Tensor) -> None:
-    """Look for operations whose author has ruled out a second derivative.
+    """Look for operations whose author has ruled out a second derivative, and those whose own is known to be wrong.
 
     Not left to autograd: it complains only where the operation's incoming gradient varies, and otherwise takes the
     gradient for a constant, which gives a wrong Hessian without a word.
@@ -38,7 +40,14 @@ def refuse_once_differentiable(loss: Tensor) -> None:
     Raises:
         SecondDerivativeError: that names the first such operation.
     """
-    for node in _nodes(loss):
+    refuse_reentrant_checkpoints(loss)
+    for node in nodes(loss):
+        if node.name().startswith("WeightNormInterfaceBackward"):
+            raise SecondDerivativeError(
+                "Expected WeightNorm as torch.nn.utils applies it, but the loss holds a fused one that cannot be"
+                " replaced (a module traced by torch.jit, or torch.ops.aten called by hand), and whose second"
+                " derivative is wrong. Use the module as it was before tracing."
+            )
         function = getattr(node, "_forward_cls", None)
         if function is not None and _is_once_differentiable(function.backward):
             raise SecondDerivativeError(
@@ -50,27 +59,15 @@ def refuse_once_differentiable(loss: Tensor) -> None:
 
 def explain_second_derivative(loss: Tensor, error: RuntimeError) -> RuntimeError:
     """The error that autograd raised, with what is known about its origin."""
-    if "out of memory" in str(error):
+    if "out of memory" in str(error) or "inplace operation" in str(error):
         return error
-    own = sorted({node.name() for node in _nodes(loss) if hasattr(node, "_forward_cls")})
+    own = sorted({node.name() for node in nodes(loss) if hasattr(node, "_forward_cls")})
     suspects = f" Functions of your own in its graph: {', '.join(own)}." if own else ""
     reason = str(error).rstrip(".")
     return SecondDerivativeError(
         f"Expected a loss that can be differentiated twice, but autograd says: {reason}.{suspects} Replace the"
         " operation by differentiable ones, or pass a loss that does without it."
     )
-
-
-def _nodes(loss: Tensor) -> Iterator[Any]:
-    """Every node of the graph of a loss."""
-    stack: list[Any] = [loss.grad_fn]
-    seen = set()
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            stack.extend(following for following, _ in node.next_functions)
 
 
 # `once_differentiable` leaves no mark on what it wraps, but all its wrappers share one piece of code.

@@ -15,7 +15,7 @@ __all__ = ["Eigenpair", "Method", "hessian_eigenpairs", "hessian_top_eigenvalue"
 Method = Literal["power", "lanczos"]
 # What the start is made of beside the vector that was given, so that a direction which that vector lacks is found: the
 # gradient, which lies mostly along the leading eigenvectors, and noise, which lacks nothing.
-_GRADIENT_PART, _NOISE_PART = 0.2, 0.1
+_GRADIENT_PART, _NOISE_PART = 0.2, 0.3
 # |uᵀHv − vᵀHu| relative to |λ| that no rounding explains; reduced-precision convolutions come to about 1e-3.
 _ASYMMETRY = 0.01
 
@@ -129,7 +129,7 @@ def check_options(*, method: str, which: str, tol: float, max_hvps: int, memory:
             raise ValueError(f"Expected {name} to be one of {', '.join(map(repr, known))}, but got {value!r}.")
     if not 0 < tol < 1:
         raise ValueError(f"Expected tol, a relative residual, between 0 and 1, but got {tol!r}.")
-    if not isinstance(max_hvps, int) or max_hvps < 1:
+    if type(max_hvps) is not int or max_hvps < 1:
         raise ValueError(f"Expected max_hvps to be a positive integer, but got {max_hvps!r}.")
 
 
@@ -153,13 +153,20 @@ def leading_eigenpairs(
         # With noise of its own: where eigenvalues coincide, the start of the one before lacks all the others.
         begin = _mixed_start(hessian.gradient, start, seed + index)
         project = _projector([pair.vector for pair in found])
+        options: dict[str, Any] = {"project": project} if found else {}
         product = _deflated(hessian, project) if found else hessian.__matmul__
-        pair = solve(product, project(begin), which=which, tol=tol, max_products=max_hvps)
-        # The part of Hv along the vectors before is at most as large as their residuals.
-        residual = sum((before.residual**2 for before in found), pair.residual**2) ** 0.5
-        found.append(pair._replace(residual=residual))
+        pair = solve(product, project(begin), which=which, tol=tol, max_products=max_hvps, **options)
+        found.append(_checked(hessian, pair, tol) if found else pair)
     _warn_of_asymmetry(found[0])
     return [Eigenpair(p.value, hessian.space.unflatten(p.vector), p.residual, p.converged, p.products) for p in found]
+
+
+def _checked(hessian: LossHessian, pair: Pair, tol: float) -> Pair:
+    """With the residual of H itself: that of the projected map leaves out what Hv has along the vectors before."""
+    residual = float((hessian @ pair.vector - pair.value * pair.vector).norm())
+    # The solver may have stopped at its rounding, which is no less converged for being more than tol·|λ|.
+    converged = pair.converged and residual <= max(tol * abs(pair.value), 2 * pair.residual)
+    return pair._replace(residual=residual, converged=converged, products=pair.products + 1)
 
 
 def _mixed_start(gradient: Tensor, start: Tensor | None, seed: int) -> Tensor:
@@ -167,8 +174,8 @@ def _mixed_start(gradient: Tensor, start: Tensor | None, seed: int) -> Tensor:
     noise = torch.randn(gradient.shape, generator=generator).to(gradient)
     if start is None:
         return _unit(gradient) + _NOISE_PART * _unit(noise)
-    if not bool(start.any()):
-        raise ValueError("Expected a start that is not zero.")
+    if not bool(start.any()) or not bool(torch.isfinite(start).all()):
+        raise ValueError("Expected a start that is finite and not zero.")
     return _unit(start) + _GRADIENT_PART * _unit(gradient) + _NOISE_PART * _unit(noise)
 
 

@@ -1,7 +1,9 @@
 """The function that is measured, and the promise that measuring it changes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -16,7 +18,7 @@ __all__ = ["untouched"]
 
 
 @contextmanager
-def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 0) -> Iterator[None]:
+def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 0) -> Iterator[Callable[[], None]]:
     """Inside: the deterministic function that is trained. Afterwards: the model as it was, to the last bit.
 
     Dropout and every other layer that behaves differently in training is switched off, except for the layers that
@@ -28,6 +30,10 @@ def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 
         batch_stats: ``True``: BatchNorm uses the statistics of the batch; ``False``: the running statistics;
             ``None``: each BatchNorm keeps its own train/eval flag.
         seed: of the private randomness inside.
+
+    Yields:
+        A function that gives the model its buffers as they were at the beginning. Called before each batch, it lets all
+        of them start from the same state, and keeps a graph of one batch valid when the next one writes.
 
     Example:
         >>> import torch
@@ -44,24 +50,39 @@ def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 
         try:
             for parameter in model.parameters():
                 parameter.grad = None
-            _lend_buffers(model)
+            originals = _buffers(model)
+            _lend_buffers(originals)
             _set_modes(model, batch_stats)
-            yield
+            yield partial(_lend_buffers, originals)
         finally:
             snapshot.restore()
 
 
-def _lend_buffers(model: nn.Module) -> None:
+_Buffers = list[tuple[dict[str, Any], str, Tensor]]
+
+
+def _buffers(model: nn.Module) -> _Buffers:
+    """Every place where a buffer of the model is kept, with the buffer."""
+    places = [
+        (module._buffers, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not is_lazy(buffer)
+    ]
+    known = {id(buffer) for _, _, buffer in places}
+    for module in model.modules():  # a buffer may have a second name as a plain attribute
+        places += [(vars(module), name, value) for name, value in vars(module).items() if id(value) in known]
+    return places
+
+
+def _lend_buffers(originals: _Buffers) -> None:
     """Copies in place of the buffers. BatchNorm writes into its statistics, and a graph of the user's from before still
     needs the originals for its backward pass, in the version that they have now."""
     copies: dict[int, Tensor] = {}
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and not is_lazy(buffer):
-                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
-    for module in model.modules():  # a buffer may have a second name as a plain attribute
-        attributes = vars(module)
-        attributes.update({name: copies[id(value)] for name, value in attributes.items() if id(value) in copies})
+    for place, name, buffer in originals:
+        if id(buffer) not in copies:
+            copies[id(buffer)] = buffer.detach().clone()
+        place[name] = copies[id(buffer)]
 
 
 def _set_modes(model: nn.Module, batch_stats: bool | None) -> None:

@@ -199,6 +199,18 @@ MODELS = {
     },
     **{f"wn-shared-{form}": Model(partial(shared_weight_norm, form)) for form in WEIGHT_NORM_FORMS},
     **{f"wn-frozen-{form}": Model(partial(frozen_length, form)) for form in WEIGHT_NORM_FORMS},
+    "wn-negative-dim": Model(
+        lambda: nn.Sequential(
+            parametrized_weight_norm(nn.Conv1d(2, 3, 2), dim=-3),
+            nn.Tanh(),
+            nn.Flatten(),
+            hook_weight_norm(nn.Linear(6, 3), dim=-2),
+        ),
+        (2, 3),
+    ),
+    "wn-bias": Model(
+        lambda: nn.Sequential(parametrized_weight_norm(nn.Linear(4, 6), "bias"), nn.Tanh(), nn.Linear(6, 3))
+    ),
     "wn-one-unit": Model(lambda: nn.Sequential(parametrized_weight_norm(nn.Linear(4, 1)), nn.Tanh(), nn.Linear(1, 3))),
     "bn-residual": Model(residual_block, (2, 3, 3), coupled=True),
     "wn-lstm": Model(weight_norm_lstm, (5, 2)),

@@ -49,8 +49,8 @@ def test_the_limit_of_sgd_is_where_it_begins_to_diverge(lr, momentum, dampening,
 
 def test_groups_have_names_of_their_own():
     a, b, c = (torch.nn.Parameter(torch.ones(1)) for _ in range(3))
-    sgd = SGD([{"params": [a], "lr": 0.1, "name": "backbone"}, {"params": [b], "lr": 0.5}], lr=1.0)
+    sgd = SGD([{"params": [a], "lr": 0.1, "name": "back.bone"}, {"params": [b], "lr": 0.5}], lr=1.0)
     edges = edges_of_stability([sgd, Adam([c], lr=torch.tensor(0.25)), Adam([c], lr=0.0)])
-    assert [edge.group for edge in edges] == ["backbone", "SGD1", "Adam", "Adam_2"]
+    assert [edge.group for edge in edges] == ["back_bone", "SGD1", "Adam", "Adam_2"]
     assert [edge.two_over_lr for edge in edges] == [20.0, 4.0, 8.0, math.inf]
     assert [edge.limit for edge in edges] == [20.0, 4.0, None, None]

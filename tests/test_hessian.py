@@ -2,6 +2,7 @@
 
 import gc
 import random
+import threading
 import weakref
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from lightning_normtheory import hessian_operator, hessian_vector_product
+from lightning_normtheory import hessian_operator, hessian_vector_product, rsc_ratio
 from lightning_normtheory.hessian import LossHessian
 from lightning_normtheory.rsc import trainable_parameters
 from lightning_normtheory.second_derivatives import SecondDerivativeError
@@ -282,6 +283,136 @@ def test_mixed_dtypes_meet_in_the_wider_one():
     assert product.abs().sum() > 0
 
 
+class MovingAverage(nn.Module):
+    """Writes into a buffer that it also reads, in place or not."""
+
+    def __init__(self, inplace):
+        super().__init__()
+        self.layer, self.inplace = nn.Linear(4, 3), inplace
+        self.register_buffer("mean", torch.ones(3))
+
+    def forward(self, x):
+        h = self.layer(x)
+        if self.inplace:
+            self.mean.mul_(0.5).add_(h.detach().mean(0))
+        else:
+            self.mean = 0.5 * self.mean + h.detach().mean(0)
+        return (h * self.mean).tanh()
+
+
+@pytest.mark.parametrize("memory", ["high", "low"])
+@pytest.mark.parametrize("inplace", [True, False])
+def test_every_batch_and_every_product_finds_the_buffers_as_they_were(inplace, memory):
+    torch.manual_seed(0)
+    model, batches = MovingAverage(inplace).double(), batches_of(MODELS["mlp"])
+    with hessian_operator(model, sum_square, batches, memory=memory) as hessian:
+        vector = torch.linspace(-1, 1, hessian.space.size, dtype=torch.float64)
+        assert torch.equal(hessian @ vector, hessian @ vector)
+        products = hessian @ vector
+    apart = torch.zeros_like(vector)
+    for x, y in batches:
+        with hessian_operator(model, sum_square, [(x, y)]) as hessian:
+            apart += len(x) / 7 * (hessian @ vector)
+    torch.testing.assert_close(products, apart, rtol=1e-12, atol=1e-13)
+    assert model.mean.tolist() == [1.0] * 3
+
+
+def test_a_loss_that_differentiates_with_respect_to_the_parameters():
+    """A penalty on the norm of the gradient. The reference has no WeightNorm: w = g v/‖v‖ by hand."""
+
+    def penalised(model):
+        def loss(output, y):
+            value = sum_square(output, y)
+            gradients = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+            return value + sum(gradient.square().sum() for gradient in gradients)
+
+        return loss
+
+    class ByHand(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.bias, self.g, self.v = layer.bias, length(layer), direction(layer)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.g * self.v / self.v.norm(dim=1, keepdim=True), self.bias).tanh()
+
+    batches = batches_of(MODELS["mlp"])
+    for form in WEIGHT_NORM_FORMS.values():
+        layer = form(nn.Linear(4, 3)).double()
+        model, by_hand = nn.Sequential(layer, nn.Tanh()), ByHand(layer)
+        actual = assembled(model, penalised(model), batches)
+        expected = assembled(by_hand, penalised(by_hand), batches)
+        torch.testing.assert_close(actual, expected)
+
+
+def test_an_ensemble_under_vmap():
+    """Weights inside of a transform do not say that they require a gradient."""
+    layer = parametrized_weight_norm(nn.Linear(4, 3)).double()
+
+    def ensemble(m, x):
+        stacked = {name: torch.stack([p, 2 * p]) for name, p in m.layer.named_parameters()}
+        return torch.vmap(lambda theta: torch.func.functional_call(m.layer, theta, (x,)))(stacked).tanh().sum(0)
+
+    model, batches = Graph(ensemble, layer=layer), batches_of(MODELS["mlp"])
+    expected = difference_hessian(model, sum_square, batches)
+    assert (assembled(model, sum_square, batches) - expected).norm() < 1e-7 * expected.norm()
+
+
+def test_a_length_that_is_made_anew_in_every_pass():
+    class Unit(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.v = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x):
+            return (x @ torch._weight_norm(self.v, torch.ones(3, 1, dtype=x.dtype), 0).t()).tanh()
+
+    model, batches = Unit().double(), batches_of(MODELS["mlp"])
+    expected = difference_hessian(model, sum_square, batches)
+    for memory in ("high", "low"):
+        assert (assembled(model, sum_square, batches, memory=memory) - expected).norm() < 1e-7 * expected.norm()
+
+
+def test_weights_that_are_changed_in_place():
+    def halved(m, x):
+        return nn.functional.linear(x, m.layer.weight.mul_(0.5)).tanh()
+
+    model = Graph(halved, layer=parametrized_weight_norm(nn.Linear(4, 3, bias=False)).double())
+    batches = batches_of(MODELS["mlp"])
+    expected = difference_hessian(model, sum_square, batches)
+    assert (assembled(model, sum_square, batches) - expected).norm() < 1e-7 * expected.norm()
+
+
+def test_sums_over_many_batches_of_a_half_precision_model():
+    """L'' = 1 for every batch: in half precision the sum of 2000 would stop at 2048 or be off by percents."""
+    model = nn.Linear(1, 1, bias=False).half()
+    batch = (torch.full((1, 1), 0.5**0.5).half(), torch.zeros(1, 1).half())
+    with hessian_operator(model, sum_square, [batch] * 2000) as hessian:
+        assert float(hessian @ torch.ones(1)) == pytest.approx(1.0, rel=2e-3)
+    weight_normed = parametrized_weight_norm(nn.Linear(1, 1, bias=False)).half()
+    with hessian_operator(weight_normed, sum_square, [batch] * 5) as hessian:
+        assert (hessian @ torch.tensor([1.0, 0.0])).tolist() == pytest.approx([1.0, 0.0], abs=1e-2)
+
+
+def test_another_thread_trains_another_model_undisturbed():
+    """The replacement for forward passes inside of a backward pass must not reach other threads."""
+    model, batches = MODELS["wn-hook-dim-0"].make(), batches_of(MODELS["wn-hook-dim-0"])
+    other = parametrized_weight_norm(nn.Linear(4, 3))
+    found = []
+
+    def train():
+        other(torch.ones(1, 4)).sum().backward()
+        found.append(direction(other).grad is not None)
+
+    with hessian_operator(model, sum_square, batches) as hessian, hessian._weights.in_backward():
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    assert found == [True]
+    assert torch._weight_norm is torch.nn.utils.parametrizations.torch._weight_norm
+    assert torch._weight_norm.__name__ == "_weight_norm"
+
+
 # --- Bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -304,13 +435,15 @@ def ones_like(model):
 def refused(error, match, model=None, loss=sum_square, batches=None, **options):
     model = model or MODELS["mlp"].make()
     batches = batches_of(MODELS["mlp"]) if batches is None else batches
-    vector = options.pop("vector", None) or ones_like(model)
+    vector = options.pop("vector", None)
+    vector = ones_like(model) if vector is None else vector
     with pytest.raises(error, match=match):
         hessian_vector_product(model, loss, batches, vector, **options)
 
 
 def test_bad_losses_are_refused():
     refused(ValueError, "no graph.*detach", loss=lambda output, y: sum_square(output.detach(), y))
+    refused(TypeError, "loss as a tensor, but got float", loss=lambda output, y: sum_square(output, y).item())
     refused(ValueError, r"scalar loss.*shape \(4, 3\)", loss=lambda output, y: output - y)
     refused(FloatingPointError, "finite loss, but batch 0 gives nan", loss=lambda o, y: sum_square(o, y) * float("nan"))
     refused(FloatingPointError, "batch 1 gives inf", loss=lambda o, y: sum_square(o, y) / (0.0 if len(o) == 3 else 1.0))
@@ -325,13 +458,43 @@ def test_operations_without_a_second_derivative_are_named():
     refused(SecondDerivativeError, "embedding_bag", model=bag, batches=[(indices, y)])
 
 
+def test_wrong_gradients_in_disguise_are_refused():
+    """Each would give a wrong number without a word."""
+    inner = MODELS["mlp"].make()
+    reentrant = Graph(lambda m, x: checkpoint(m.inner, x.requires_grad_(), use_reentrant=True), inner=inner)
+    refused(ValueError, "use_reentrant=False", model=reentrant)
+    with pytest.raises(ValueError, match="use_reentrant=False"):
+        rsc_ratio(reentrant, sum_square, batches_of(MODELS["mlp"]))
+    by_hand = Graph(
+        lambda m, x: x @ torch.ops.aten._weight_norm(m.layer.weight, m.layer.bias[:, None], 0).t(),
+        layer=nn.Linear(4, 3),
+    ).double()
+    refused(SecondDerivativeError, "fused one that cannot be replaced", model=by_hand)
+    in_a_dict = Graph(lambda m, x: {"logits": m.inner(x)}, inner=inner)
+    refused(TypeError, "samples in front, but got dict", model=in_a_dict, loss=lambda o, y: sum_square(o["logits"], y))
+
+
+def test_after_the_block_there_are_no_products():
+    case = MODELS["bn"]
+    for memory in ("high", "low"):
+        with hessian_operator(case.make(), sum_square, batches_of(case), memory=memory) as hessian:
+            hessian @ hessian.gradient
+        with pytest.raises(RuntimeError, match="inside of the with block"):
+            hessian @ hessian.gradient
+
+
 def test_bad_models_and_vectors_are_refused():
     case = MODELS["mlp"]
+    refused(TypeError, r"A single batch is written \[\(x, y\)\]", batches=batches_of(case)[0])
+    refused(TypeError, "dict of tensors by the names '0.weight'.*but got Tensor", vector=torch.ones(51))
+    refused(ValueError, "real parameters, but 'weight'", model=nn.Linear(4, 3, dtype=torch.complex64))
+    with torch.inference_mode():
+        refused(ValueError, "outside of torch.inference_mode")
     refused(ValueError, "trainable parameter", model=case.make().requires_grad_(False), vector={"0.weight": None})
     refused(ValueError, "hold none", batches=[])
     vector = ones_like(case.make())
     refused(ValueError, "'0.bias' is missing", vector={k: v for k, v in vector.items() if k != "0.bias"})
-    refused(ValueError, "'bias' is none", vector={**vector, "bias": torch.ones(3)})
+    refused(ValueError, "'bias' is not among them", vector={**vector, "bias": torch.ones(3)})
     refused(ValueError, r"shape \(6,\) for '0.bias', but got \(5,\)", vector={**vector, "0.bias": torch.ones(5)})
     with pytest.raises(ValueError, match="'high' or 'low', but got 'medium'"):
         assembled(case.make(), sum_square, batches_of(case), memory="medium")

@@ -189,6 +189,29 @@ def test_the_edge_is_that_of_the_step_to_come():
     assert [row["normtheory/hessian_edge"] for row in measured.values()] == pytest.approx([40.0, 80.0, 160.0])
 
 
+def test_the_limit_is_the_smallest_of_all_groups():
+    def groups(module):
+        first, last = module.net[0].parameters(), module.net[2].parameters()
+        return torch.optim.SGD([{"params": first, "weight_decay": 1e-4}, {"params": last, "lr": 0.5}], lr=0.1)
+
+    row = fit(HessianTopEigenvalue(on_error="raise"), Descent("plain", groups), epochs=1)[0]
+    assert row["normtheory/hessian_stability_limit"] == 4.0
+
+
+def test_when_a_measurement_fails_nothing_of_the_last_one_stays():
+    class Fails(Descent):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * float("nan") if self.current_epoch == 1 else loss
+
+    run = trainer([HessianTopEigenvalue()], max_epochs=2)
+    with pytest.warns(UserWarning, match="finite loss"):
+        run.fit(Fails(momentum=0.9), loader())
+    ours = {name: float(value) for name, value in run.callback_metrics.items() if "hessian" in name}
+    assert "normtheory/hessian_stability_limit" in ours
+    assert all(math.isnan(value) for value in ours.values())
+
+
 # --- The predictor ----------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +249,46 @@ def test_nothing_of_the_predictor_without_a_request():
     assert not any("predictor_hessian" in name for name in row)
 
 
+def test_a_predictor_that_fails_leaves_the_eigenvalue_alone():
+    class FailsLater:
+        calls = 0
+
+        def __call__(self, module, batch):
+            self.calls += 1
+            if self.calls > 1:
+                raise RuntimeError("no such kernel")
+            return module(batch[0])
+
+    callback = HessianTopEigenvalue(predictor_samples=4, predict=FailsLater())
+    with pytest.warns(UserWarning, match="predictor_hessian_norm failed and is logged as NaN.*no such kernel"):
+        row = fit(callback, Descent(), epochs=1)[0]
+    assert math.isfinite(row[LAMBDA])
+    assert math.isnan(row["normtheory/predictor_hessian_norm"])
+    assert math.isnan(row["normtheory/predictor_hessian_norm_converged"])
+
+
+def test_the_eigenvalue_asks_for_no_outputs():
+    class NoForward(Descent):
+        def forward(self, first, second):
+            raise NotImplementedError
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self.net(batch["x"]), batch["y"])
+
+    def collate(samples):
+        x, y = zip(*samples)
+        return {"x": torch.stack(x), "y": torch.stack(y)}
+
+    row = fit(HessianTopEigenvalue(on_error="raise"), NoForward(), epochs=1, data=loader(collate_fn=collate))[0]
+    assert row[f"{LAMBDA}_converged"] == 1.0
+
+
+def test_a_loss_without_a_graph_is_found_at_the_start():
+    callback = HessianTopEigenvalue(loss=lambda module, batch: module(batch[0]).mean().detach())
+    with pytest.raises(ValueError, match=r"loss of a probe batch.*no graph. Look for detach\(\)"):
+        fit(callback, Descent())
+
+
 # --- Arguments and traces ---------------------------------------------------------------------------------------------
 
 
@@ -254,7 +317,7 @@ def test_the_file_says_how_it_was_measured():
     fit(NormTheory(hessian_method="lanczos", max_hvps=7, on_error="raise"), Descent(), epochs=1)
     (path,) = Path().rglob("normtheory.jsonl")
     settings = next(iter(record.read(path)))["settings"]
-    assert (settings["hessian_method"], settings["hessian_tol"], settings["max_hvps"]) == ("lanczos", 1e-2, 7)
+    assert (settings["hessian_method"], settings["hessian_tol"], settings["hessian_max_hvps"]) == ("lanczos", 1e-2, 7)
 
 
 def test_an_operation_without_a_second_derivative_is_named_and_training_goes_on():

@@ -116,7 +116,7 @@ def test_too_small_a_budget_is_admitted():
 
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="at least one sample"):
-        predictor_hessian_norm(MODELS["mlp"].make(), torch.zeros(0, 4))
+        predictor_hessian_norm(MODELS["mlp"].make(), torch.zeros(0, 4).double())
     with pytest.raises(ValueError, match="trainable parameter"):
         predictor_hessian_norm(freeze(MODELS["mlp"].make()), torch.zeros(1, 4))
 

@@ -80,6 +80,67 @@ def test_eigenvalues_that_coincide_are_found_as_often_as_they_occur(method):
     assert [round(pair.value, 6) for pair in pairs] == [4.0, 4.0, 4.0, 1.0, 1.0, 1.0]
 
 
+def quadratic(values, minimum=None):
+    """A model whose loss is ½Σλ_i(w_i − m_i)², with its batches: inputs are rows √λ_i e_i."""
+    eigenvalues = torch.tensor(values)
+    model = nn.Linear(len(values), 1, bias=False)
+    nn.init.zeros_(model.weight) if minimum is None else model.weight.data.copy_(minimum)
+
+    def loss(output, _):
+        return 0.5 * (eigenvalues * model.weight.square()).sum() + 0 * output.sum()
+
+    return model, loss, [(torch.zeros(1, len(values)), torch.zeros(1))]
+
+
+@METHODS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pairs_that_were_found_do_not_come_back(method, dtype):
+    """A projected map has the eigenvalue zero for them, which leads when all others are on its far side."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1, bias=False, dtype=dtype)
+    x, y = torch.randn(200, 6, dtype=dtype) + 1, torch.randn(200, 1, dtype=dtype)
+    eigenvalues = torch.linalg.eigvalsh(2 * x.t().double() @ x.double() / 200)
+    options = {"method": method, "max_hvps": 3000}
+    for tol in (1e-3, 1e-5):
+        smallest = hessian_eigenpairs(model, nn.functional.mse_loss, [(x, y)], 6, which="smallest", tol=tol, **options)
+        assert [p.value for p in smallest] == pytest.approx(eigenvalues.tolist(), rel=1e-3)
+        negative = hessian_eigenpairs(
+            model, lambda o, t: -nn.functional.mse_loss(o, t), [(x, y)], 6, tol=tol, **options
+        )
+        assert [p.value for p in negative] == pytest.approx((-eigenvalues).tolist(), rel=1e-3)
+
+
+@METHODS
+def test_convergence_of_later_pairs_is_judged_by_their_own_residual(method):
+    model, loss, batches = quadratic([10.0, 9.0, 1e-3, *[0.0] * 20])
+    for pair in hessian_eigenpairs(model, loss, batches, 3, method=method, tol=1e-2):
+        assert not pair.converged or pair.residual <= 1e-2 * abs(pair.value)
+
+
+@pytest.mark.parametrize(("method", "top"), [("lanczos", 10.0), ("lanczos", 7.0), ("power", 10.0)])
+def test_a_gradient_and_a_start_along_another_eigenvector(method, top):
+    """In ten thousand dimensions next to nothing of the noise lies along the leading one. Power iteration brings it up
+    by top/5 in each of the first steps only, and needs a larger gap."""
+    values = [top, 5.0, *[0.0] * 9998]
+    second = torch.zeros(1, 10_000)
+    second[0, 1] = 1.0
+    model, loss, batches = quadratic(values, second)
+    for start in (None, {"weight": second}):
+        pair = hessian_top_eigenvalue(model, loss, batches, method=method, start=start, tol=1e-2)
+        assert pair.value == pytest.approx(top, rel=1e-2)
+
+
+@METHODS
+def test_a_tolerance_below_rounding_ends_at_rounding(method):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 3))
+    x, y = torch.randn(64, 10), torch.randint(0, 3, (64,))
+    exact = hessian_top_eigenvalue(model, nn.functional.cross_entropy, [(x, y)], method="lanczos", tol=1e-4)
+    for tol in (1e-5, 1e-6, 1e-9):
+        pair = hessian_top_eigenvalue(model, nn.functional.cross_entropy, [(x, y)], method=method, tol=tol)
+        assert pair.value == pytest.approx(exact.value, rel=1e-4)
+
+
 @METHODS
 def test_a_start_saves_products_and_may_be_wrong(method):
     case = MODELS["wn-parametrized-dim-0"]
@@ -199,7 +260,7 @@ def test_bad_options_are_refused(options, match):
 def test_bad_starts_and_counts_are_refused():
     model, batches = MODELS["mlp"].make(), batches_of(MODELS["mlp"])
     zero = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    with pytest.raises(ValueError, match="start that is not zero"):
+    with pytest.raises(ValueError, match="start that is finite and not zero"):
         hessian_top_eigenvalue(model, sum_square, batches, start=zero)
     for k in (0, 52):
         with pytest.raises(ValueError, match="k between 1 and the number of parameters, 51"):

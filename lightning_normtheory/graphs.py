@@ -1,0 +1,41 @@
+"""Walks through an autograd graph."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
+
+__all__ = ["nodes", "refuse_reentrant_checkpoints"]
+
+
+def nodes(value: Tensor) -> Iterator[Any]:
+    """Every node of the graph of a value.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(1, requires_grad=True)
+        >>> [node.name().rstrip("0123456789") for node in nodes((x * x).exp())]
+        ['ExpBackward', 'MulBackward', 'torch::autograd::AccumulateGrad']
+    """
+    stack: list[Any] = [value.grad_fn]
+    seen = set()
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            stack.extend(following for following, _ in node.next_functions)
+
+
+def refuse_reentrant_checkpoints(value: Tensor) -> None:
+    """Checkpoints of the older kind know nothing of the parameters inside of them: autograd leaves these out silently.
+
+    Raises:
+        ValueError: that names the newer kind.
+    """
+    if any(getattr(node, "_forward_cls", None) is CheckpointFunction for node in nodes(value)):
+        raise ValueError(
+            "Expected gradient checkpointing with use_reentrant=False, but the graph has a reentrant checkpoint, which"
+            " hides its parameters from torch.autograd.grad. Pass use_reentrant=False to checkpoint()."
+        )
