@@ -128,16 +128,17 @@ def cost_table(name: str) -> Table:
         build = in_gradients(subject.gradient, lambda: hessian.gradient).cost
         vector = torch.randn(hessian.space.size)
         hessian @ vector
-        products, units = [], []
-        for _ in range(15):  # in turns: the machine's speed drifts
-            units.append(timed(subject.gradient))
-            products.append(timed(lambda: hessian @ vector))
+        products, ratios = [], []
+        for _ in range(12):  # in turns, several of each: the machine's speed drifts
+            unit = statistics.mean(timed(subject.gradient) for _ in range(3))
+            products += [timed(lambda: hessian @ vector) for _ in range(3)]
+            ratios.append(statistics.mean(products[-3:]) / unit)
         product = statistics.median(products)
         table = Table(title=f"{name}: p = {hessian.space.size:,}, {len(subject.x)} samples", title_justify="left")
     table.add_column("part")
     table.add_column("cost", justify="right")
     table.add_row("graph of the gradient, once", f"{build:.2f} G")
-    table.add_row("product, after that", f"{product / statistics.median(units):.2f} G")
+    table.add_row("product, after that", f"{statistics.median(ratios):.2f} G")
     table.add_row("Lanczos without its products, per step", f"{_reorthogonalisation(vector) / product:.2f} products")
     return table
 

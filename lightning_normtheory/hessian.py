@@ -159,7 +159,8 @@ class LossHessian:
             raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
         _ = self.gradient  # which counts the samples
         product = self._exchange(lambda: self._weighted_product(vector.detach()), self.space.size)
-        if not bool(torch.isfinite(product).all()):
+        # The sum is the quicker test; it may also overflow.
+        if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
             raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
         return product
 
@@ -236,7 +237,9 @@ class LossHessian:
             # Also of a batch that does not count: its backward pass may wait for other processes.
             with self._weights.in_backward(), twice_differentiable():
                 along = graph.along(tangents, keep=self._memory == "high")
-            if graph.samples:
+            if graph.samples == self._samples:  # the only one: nothing to add up
+                curvature = dict(along)
+            elif graph.samples:
                 _add(curvature, along, graph.samples / self._samples, self.space.dtype)
         for each in self._weights.maps.values():
             if each.w in self._slopes:
