@@ -39,7 +39,7 @@ def resnet18() -> nn.Module:
 
     model = resnet18(num_classes=10)
     model.conv1 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
-    return model
+    return nn.Sequential(nn.Unflatten(1, (1, 28, 28)), model)
 
 
 def tiny() -> nn.Module:
