@@ -16,9 +16,10 @@ from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, describe
 from lightning_normtheory.callbacks.rsc_metric import RSCMetric
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian, Memory
+from lightning_normtheory.inputs import require_graph, trainable_parameters
 from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.predictor_hessian import first_samples, predictor_hessian
-from lightning_normtheory.rsc import RSC, flat_gradient, require_graph, trainable_parameters
+from lightning_normtheory.rsc import RSC, flat_gradient
 from lightning_normtheory.snapshot import Snapshot
 from lightning_normtheory.untouched import untouched
 
@@ -31,6 +32,9 @@ _RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a
 
 class FailedElsewhereError(RuntimeError):
     """This process did its part, another one did not."""
+
+    def __init__(self) -> None:
+        super().__init__("The measurement failed in another process, which reports the reason.")
 
 
 class View:
@@ -188,7 +192,7 @@ class View:
         if error is not None:
             raise error
         if failures:
-            raise FailedElsewhereError("The measurement failed in another process, which reports the reason.")
+            raise FailedElsewhereError
 
     def _add_up(self, values: Tensor) -> Tensor:
         """The sum over all processes."""
@@ -209,7 +213,7 @@ class View:
         if error is not None:
             raise error
         if float(total[-1]):
-            raise FailedElsewhereError("The measurement failed in another process, which reports the reason.")
+            raise FailedElsewhereError
         return total[:-1]
 
     def _loss_of(self, batch: ProbeBatch, index: int) -> Tensor:

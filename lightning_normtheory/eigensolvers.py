@@ -115,23 +115,11 @@ def _pair(ritz: _Ritz, x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, products: i
     return Pair(value, vector / size, residual, False, products, asymmetry)
 
 
-def lanczos(
-    product: Product,
-    start: Tensor,
-    *,
-    which: Which,
-    tol: float,
-    max_products: int,
-    basis: int = 24,
-    project: Product | None = None,
-) -> Pair:
+def lanczos(product: Product, start: Tensor, *, project: Product | None = None, **options: Any) -> Pair:
     """The Rayleigh–Ritz value of the Krylov space span{x, Hx, H²x, …}, until its residual is below tol·|λ|.
 
-    The basis is reorthogonalised against all of itself in every step. When it is full it is replaced by its leading
-    half in Ritz vectors (thick restart), so that memory stays bounded by ``basis`` + 1 vectors. The other arguments are
-    those of `power_iteration`.
+    The arguments are those of `power_iteration`, and ``basis`` of `batched_lanczos`.
     """
-    options: dict[str, Any] = {"which": which, "tol": tol, "max_products": max_products, "basis": basis}
     inside = None if project is None else lambda v: project(v[0])[None]
     return batched_lanczos(lambda v: product(v[0])[None], start[None], project=inside, **options)[0]
 
@@ -146,55 +134,100 @@ def batched_lanczos(
     basis: int = 24,
     project: Product | None = None,
 ) -> list[Pair]:
-    """`lanczos` for b maps at once: ``product`` takes v (b, p) to the H_i v_i. Each keeps its first converged pair."""
-    basis = min(basis, max_products)
-    Q = start.new_empty(len(start), basis + 1, start.shape[1])
-    T = torch.zeros(len(start), basis + 1, basis + 1, dtype=torch.float64)  # on the CPU: not every device has float64
-    Q[:, 0] = start / start.norm(dim=1, keepdim=True)
+    """`lanczos` for b maps at once: ``product`` takes v (b, p) to the H_i v_i. Each keeps its first converged pair.
+
+    Args:
+        basis: how many vectors to keep for each map. When they are there, they are replaced by the leading half in Ritz
+            vectors (thick restart).
+    """
+    krylov = _Krylov(start, min(basis, max_products))
     pairs: list[Pair | None] = [None] * len(start)
-    scale, asymmetry = T.new_zeros(len(start)), T.new_zeros(len(start))
-    j = 0
-    coupled = slice(0, 1)  # the vectors that H q_j must have components along, beside the one that follows
     for products in range(1, max_products + 1):
-        w = product(Q[:, j])
-        T[:, j, j] = (Q[:, j] * w).sum(1).cpu()
-        # First the components that must be there, then whatever rounding (or a false derivative) has left.
-        w = _subtract(w, Q[:, coupled], T[:, coupled, j].to(w))
-        rest = torch.einsum("bmp,bp->bm", Q[:, : j + 1], w)
-        w = _subtract(w, Q[:, : j + 1], rest)
-        w = w if project is None else project(w)
-        if j:
-            asymmetry = torch.maximum(asymmetry, rest[:, :j].abs().amax(1).cpu())
-        beta = w.norm(dim=1).cpu().double()
-        values, vectors = torch.linalg.eigh(T[:, : j + 1, : j + 1], UPLO="U")
-        scale = torch.maximum(scale, torch.maximum(values.abs().amax(1), beta))
-        order = _order(values, which)
-        values, vectors = values.gather(1, order), vectors.gather(2, order[:, None].expand_as(vectors))
+        w, beta = krylov.orthogonalise(product(krylov.last), project)
+        values, vectors = krylov.ritz(which)
+        scale = krylov.scale
         residuals = beta * vectors[:, -1, 0].abs()
         exhausted = beta <= 10 * torch.finfo(w.dtype).eps * scale
+        enough = tol if products >= _AT_LEAST else 0.0
         for i in [i for i, pair in enumerate(pairs) if pair is None]:
             value, residual = float(values[i, 0]), float(residuals[i])
-            enough = tol if products >= _AT_LEAST else 0.0
             converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), enough, w)
             if converged or products == max_products:
-                vector = vectors[i, :, 0].to(w) @ Q[i, : j + 1]
-                pairs[i] = Pair(value, vector / vector.norm(), residual, converged, products, float(asymmetry[i]))
+                vector = vectors[i, :, 0].to(w) @ krylov.basis[i]
+                pairs[i] = Pair(
+                    value, vector / vector.norm(), residual, converged, products, float(krylov.asymmetry[i])
+                )
         done = [pair for pair in pairs if pair is not None]
         if len(done) == len(pairs):
             return done
-        if j + 1 == basis:  # replace it by its leading half
-            j = basis // 2 - 1
-            Q[:, : j + 1] = vectors[:, :, : j + 1].transpose(1, 2).to(w) @ Q[:, :basis]
+        # An exhausted map has its pair; it goes on with zeros.
+        following = w * torch.where(exhausted, 0.0, 1 / beta).to(w)[:, None]
+        krylov.extend(following, beta, values, vectors)
+    raise AssertionError("unreachable: the last product returns")
+
+
+class _Krylov:
+    """Orthonormal bases Q (b, m, p) of Krylov spaces, reorthogonalised in every step, and T = QHQᵀ (b, m, m).
+
+    Attributes:
+        scale: the largest |T| so far, for each map: what its rounding is relative to.
+        asymmetry: the largest component of an Hq that a symmetric map would not have.
+    """
+
+    def __init__(self, start: Tensor, size: int) -> None:
+        b, p = start.shape
+        self._size = size
+        self._Q = start.new_empty(b, size + 1, p)
+        self._Q[:, 0] = start / start.norm(dim=1, keepdim=True)
+        self._T = torch.zeros(b, size + 1, size + 1, dtype=torch.float64)  # on the CPU: not every device has float64
+        self._j = 0
+        self._coupled = slice(0, 1)  # the vectors that H q_j must have components along, beside the one that follows
+        self.scale, self.asymmetry = self._T.new_zeros(b), self._T.new_zeros(b)
+
+    @property
+    def basis(self) -> Tensor:
+        return self._Q[:, : self._j + 1]
+
+    @property
+    def last(self) -> Tensor:
+        return self._Q[:, self._j]
+
+    def orthogonalise(self, w: Tensor, project: Product | None) -> tuple[Tensor, Tensor]:
+        """What is new in w = H q_j, and its norm."""
+        j, T = self._j, self._T
+        T[:, j, j] = (self.last * w).sum(1).cpu()
+        # First the components that must be there, then whatever rounding (or a false derivative) has left.
+        w = _subtract(w, self._Q[:, self._coupled], T[:, self._coupled, j].to(w))
+        rest = torch.einsum("bmp,bp->bm", self.basis, w)
+        w = _subtract(w, self.basis, rest)
+        if j:
+            self.asymmetry = torch.maximum(self.asymmetry, rest[:, :j].abs().amax(1).cpu())
+        w = w if project is None else project(w)
+        beta = w.norm(dim=1).cpu().double()
+        self.scale = torch.maximum(self.scale, beta)
+        return w, beta
+
+    def ritz(self, which: Which) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (b, j) and eigenvectors (b, j, j) of T, the leading ones first."""
+        values, vectors = torch.linalg.eigh(self._T[:, : self._j + 1, : self._j + 1], UPLO="U")
+        self.scale = torch.maximum(self.scale, values.abs().amax(1))
+        order = _order(values, which)
+        return values.gather(1, order), vectors.gather(2, order[:, None].expand_as(vectors))
+
+    def extend(self, following: Tensor, beta: Tensor, values: Tensor, vectors: Tensor) -> None:
+        """Go on with a vector that is orthogonal to all; in a full basis, after replacing it by its leading half."""
+        Q, T, j = self._Q, self._T, self._j
+        if j + 1 == self._size:
+            j = self._size // 2 - 1
+            Q[:, : j + 1] = vectors[:, :, : j + 1].transpose(1, 2).to(Q) @ self.basis
             T.zero_().diagonal(dim1=1, dim2=2)[:, : j + 1] = values[:, : j + 1]
             T[:, : j + 1, j + 1] = beta[:, None] * vectors[:, -1, : j + 1]
-            coupled = slice(0, j + 2)
+            self._coupled = slice(0, j + 2)
         else:
             T[:, j, j + 1] = beta
-            coupled = slice(j, j + 2)
-        j += 1
-        # An exhausted map has its pair; it goes on with zeros.
-        Q[:, j] = w * torch.where(exhausted, 0.0, 1 / beta).to(w)[:, None]
-    raise AssertionError("unreachable: the last product returns")
+            self._coupled = slice(j, j + 2)
+        self._j = j + 1
+        Q[:, self._j] = following
 
 
 def _subtract(w: Tensor, vectors: Tensor, coefficients: Tensor) -> Tensor:

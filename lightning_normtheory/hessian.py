@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from lightning_normtheory.effective_weights import DifferentiatedInside, EffectiveWeights
 from lightning_normtheory.flat import FlatParameters
+from lightning_normtheory.inputs import count_samples, list_batches, require_graph, trainable_parameters
 from lightning_normtheory.rng import isolated_rng
-from lightning_normtheory.rsc import count_samples, list_batches, require_graph, trainable_parameters
 from lightning_normtheory.second_derivatives import (
     explain_second_derivative,
-    refuse_once_differentiable,
+    refuse_wrong_second_derivatives,
     twice_differentiable,
 )
 from lightning_normtheory.untouched import untouched
@@ -219,7 +219,7 @@ class LossHessian:
             raise FloatingPointError(
                 f"Expected a finite loss, but batch {index} gives {float(loss.detach())}: it has no curvature."
             )
-        refuse_once_differentiable(loss)
+        refuse_wrong_second_derivatives(loss)
         leaves = [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
         with self._weights.in_backward(), twice_differentiable():
             gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)

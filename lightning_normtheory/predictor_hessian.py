@@ -1,7 +1,8 @@
 """The curvature of the predictor: ‖∇²f_h(θ; x_i)‖₂ of every sample, the largest over the outputs."""
 
+import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ from lightning_normtheory.effective_weights import ComposedWeightNorm
 from lightning_normtheory.eigensolvers import batched_lanczos, lanczos
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian
+from lightning_normtheory.inputs import count_samples, trainable_parameters
 from lightning_normtheory.layers import batch_norm_layers
-from lightning_normtheory.rsc import count_samples, trainable_parameters
 from lightning_normtheory.second_derivatives import twice_differentiable
 from lightning_normtheory.top_eigenvalue import check_options
 from lightning_normtheory.untouched import untouched
@@ -80,7 +81,7 @@ def predictor_hessian(
     """As `predictor_hessian_norm`, with residuals and cost instead of a warning."""
     check_options(method="lanczos", which="magnitude", tol=tol, max_hvps=max_hvps, memory="high")
     parameters = trainable_parameters(model)
-    with untouched(model, batch_stats=batch_stats), torch.enable_grad():
+    with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad():
         together = model(x)
         n = count_samples(together)
         if n == 0:
@@ -95,7 +96,14 @@ def predictor_hessian(
                     return _independent(model, parameters, x, n, k, tol, max_hvps)
             except (RuntimeError, NotImplementedError):
                 pass  # an operation that vmap or forward-mode derivatives do not know: one by one, as below
-        return _one_by_one(model, parameters, x, n, k, tol, max_hvps, coupled)
+
+        def output(i: int, h: int) -> tuple[Tensor, int]:
+            afresh()
+            if coupled:
+                return model(x).reshape(n, k)[i, h], 1
+            return model(_samples(x, n, slice(i, i + 1))).reshape(k)[h], 1
+
+        return _one_by_one(parameters, output, n, k, tol, max_hvps)
 
 
 def first_samples(x: Any, n: int, count: int) -> Any:
@@ -196,24 +204,16 @@ def _starts(count: int, space: FlatParameters) -> Tensor:
 
 
 def _one_by_one(
-    model: nn.Module,
     parameters: dict[str, nn.Parameter],
-    x: Any,
+    output: Callable[[int, int], tuple[Tensor, int]],
     n: int,
     k: int,
     tol: float,
     max_hvps: int,
-    coupled: bool,
 ) -> PredictorHessian:
-    """For samples that see each other, and for operations without batching rules."""
-
-    def output(i: int, h: int) -> tuple[Tensor, int]:
-        if coupled:
-            return model(x).reshape(n, k)[i, h], 1
-        return model(_samples(x, n, slice(i, i + 1))).reshape(k)[h], 1
-
+    """For samples that see each other, and for operations without batching rules: f_h(x_i) is ``output(i, h)``."""
     norms, residuals, products = torch.zeros(n, k).double(), torch.zeros(n, k).double(), 0
-    for i, h in _pairs(n, k):
+    for i, h in itertools.product(range(n), range(k)):
         hessian = LossHessian(parameters, [partial(output, i, h)])
         start = _starts(1, hessian.space)[0]
         pair = lanczos(hessian.__matmul__, start, which="magnitude", tol=tol, max_products=max_hvps)
@@ -222,10 +222,6 @@ def _one_by_one(
         hessian.release()
     dtype, device = hessian.space.dtype, hessian.space.device
     return _largest(norms.to(device, dtype), residuals.to(device, dtype), products)
-
-
-def _pairs(n: int, k: int) -> Iterator[tuple[int, int]]:
-    return ((i, h) for i in range(n) for h in range(k))
 
 
 def _largest(norms: Tensor, residuals: Tensor, products: int) -> PredictorHessian:

@@ -7,18 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.graphs import refuse_reentrant_checkpoints
+from lightning_normtheory.inputs import count_samples, list_batches, require_graph, trainable_parameters
 from lightning_normtheory.untouched import untouched
 
-__all__ = [
-    "RSC",
-    "count_samples",
-    "flat_gradient",
-    "list_batches",
-    "require_graph",
-    "rsc_from_sums",
-    "rsc_ratio",
-    "trainable_parameters",
-]
+__all__ = ["RSC", "flat_gradient", "rsc_from_sums", "rsc_ratio"]
 
 
 class RSC(NamedTuple):
@@ -90,72 +82,6 @@ def rsc_from_sums(
     grad_norm_sq = float((loss_gradient_sum / samples).square().sum())
     ratio = grad_norm_sq / loss if loss != 0 else float("nan")
     return RSC(loss, grad_norm_sq, ratio, float((predictor_gradient_sum / outputs).square().sum()))
-
-
-def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters θ: everything that requires a gradient, tied ones once.
-
-    Raises:
-        ValueError: if all of them are frozen, or one is complex.
-    """
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for name, p in parameters.items():
-        if p.is_complex():
-            raise ValueError(f"Expected real parameters, but {name!r} is {p.dtype}. Freeze it, or store its two parts.")
-    if not parameters:
-        raise ValueError(
-            f"Expected a trainable parameter, but every parameter of {type(model).__name__} has requires_grad=False."
-        )
-    return parameters
-
-
-def list_batches(batches: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """
-    Raises:
-        ValueError: if there are none.
-        TypeError: if one is no pair ``(x, y)``.
-    """
-    listed = list(batches)
-    if not listed:
-        raise ValueError("Expected at least one sample, but the batches hold none.")
-    for batch in listed:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise TypeError(
-                f"Expected a list of batches (x, y), but its first element is no such pair: {type(batch).__name__}. A"
-                " single batch is written [(x, y)]."
-            )
-    return listed
-
-
-def count_samples(output: Any) -> int:
-    """The number of samples in a model's output.
-
-    Raises:
-        TypeError: if it is no tensor with the samples in front.
-    """
-    if not isinstance(output, Tensor) or output.dim() == 0:
-        came = f"one of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise TypeError(
-            f"Expected the model to return a tensor with the samples in front, but got {came}. Wrap the model in a"
-            " module whose forward() picks that tensor."
-        )
-    return len(output)
-
-
-def require_graph(value: Tensor, what: str) -> None:
-    """
-    Raises:
-        ValueError: if a value cannot be differentiated.
-    """
-    if torch.is_inference_mode_enabled():
-        raise ValueError(
-            "Expected to be called outside of torch.inference_mode(): nothing can be differentiated in it."
-        )
-    if not value.requires_grad:
-        raise ValueError(
-            f"Expected {what} that depends on a trainable parameter, but it has no graph. Look for detach(), item() or"
-            " torch.no_grad() on the way from the model's output."
-        )
 
 
 def flat_gradient(value: Tensor, parameters: dict[str, nn.Parameter], *, retain_graph: bool = False) -> Tensor:

@@ -11,7 +11,12 @@ from torch.nn.utils import parametrize
 
 from lightning_normtheory.graphs import nodes, refuse_reentrant_checkpoints
 
-__all__ = ["SecondDerivativeError", "explain_second_derivative", "refuse_once_differentiable", "twice_differentiable"]
+__all__ = [
+    "SecondDerivativeError",
+    "explain_second_derivative",
+    "refuse_wrong_second_derivatives",
+    "twice_differentiable",
+]
 
 
 class SecondDerivativeError(RuntimeError):
@@ -31,7 +36,7 @@ def twice_differentiable() -> Iterator[None]:
         parametrize._cache_enabled = caching
 
 
-def refuse_once_differentiable(loss: Tensor) -> None:
+def refuse_wrong_second_derivatives(loss: Tensor) -> None:
     """Look for operations whose author has ruled out a second derivative, and those whose own is known to be wrong.
 
     Not left to autograd: it complains only where the operation's incoming gradient varies, and otherwise takes the

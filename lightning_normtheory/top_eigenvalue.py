@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightning_normtheory.eigensolvers import Pair, Product, Which, lanczos, power_iteration
 from lightning_normtheory.hessian import LossHessian, Memory, hessian_operator
 
-__all__ = ["Eigenpair", "Method", "hessian_eigenpairs", "hessian_top_eigenvalue", "leading_eigenpairs"]
+__all__ = ["Eigenpair", "Method", "check_options", "hessian_eigenpairs", "hessian_top_eigenvalue", "leading_eigenpairs"]
 
 Method = Literal["power", "lanczos"]
 # What the start is made of beside the vector that was given, so that a direction which that vector lacks is found: the
@@ -80,9 +80,9 @@ def hessian_top_eigenvalue(
         (3.0, True)
     """
     options: dict[str, Any] = {"method": method, "which": which, "tol": tol, "max_hvps": max_hvps, "seed": seed}
-    return hessian_eigenpairs(model, loss, batches, 1, start=start, batch_stats=batch_stats, memory=memory, **options)[
-        0
-    ]
+    options.update(start=start, batch_stats=batch_stats, memory=memory)
+    (top,) = hessian_eigenpairs(model, loss, batches, 1, **options)
+    return top
 
 
 def hessian_eigenpairs(
@@ -164,8 +164,10 @@ def leading_eigenpairs(
 def _checked(hessian: LossHessian, pair: Pair, tol: float) -> Pair:
     """With the residual of H itself: that of the projected map leaves out what Hv has along the vectors before."""
     residual = float((hessian @ pair.vector - pair.value * pair.vector).norm())
-    # The solver may have stopped at its rounding, which is no less converged for being more than tol·|λ|.
-    converged = pair.converged and residual <= max(tol * abs(pair.value), 2 * pair.residual)
+    limit = tol * abs(pair.value)
+    if pair.residual > limit:  # the solver has stopped at its rounding, which is not the same twice
+        limit = 2 * pair.residual
+    converged = pair.converged and residual <= limit
     return pair._replace(residual=residual, converged=converged, products=pair.products + 1)
 
 

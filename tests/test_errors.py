@@ -51,7 +51,7 @@ def _fresh_count():
     Counts.steps = 0
 
 
-def refused(callback, module, data, match, error=ValueError):
+def assert_refused(callback, module, data, match, error=ValueError):
     """The fit stops with a message before a single step is taken."""
     fit = trainer([callback])
     with warnings.catch_warnings():
@@ -62,7 +62,9 @@ def refused(callback, module, data, match, error=ValueError):
 
 
 def test_no_normalised_layer():
-    refused(MinWeightNorm(), Counts("plain"), loader(), "has none.*Add torch.nn.utils.parametrizations.weight_norm")
+    assert_refused(
+        MinWeightNorm(), Counts("plain"), loader(), "has none.*Add torch.nn.utils.parametrizations.weight_norm"
+    )
 
 
 def test_no_normalised_layer_is_no_obstacle_to_the_others():
@@ -77,7 +79,7 @@ def test_batchnorm_without_a_known_feeding_layer_says_why():
             super().__init__("plain")
             self.net.insert(0, nn.BatchNorm1d(6))
 
-    refused(MinWeightNorm(), First(), loader(), "BatchNorm 'net.0': it is fed by the argument 'x'")
+    assert_refused(MinWeightNorm(), First(), loader(), "BatchNorm 'net.0': it is fed by the argument 'x'")
 
 
 def test_batchnorm_without_a_known_feeding_layer_beside_others():
@@ -98,7 +100,7 @@ def test_batchnorm_without_a_known_feeding_layer_beside_others():
 @pytest.mark.parametrize("callback", NEEDS_DATA)
 def test_manual_optimisation_needs_a_loss(callback):
     module = Manual()
-    refused(callback(), module, loader(), r"optimises manually.*Pass \w+\(loss=")
+    assert_refused(callback(), module, loader(), r"optimises manually.*Pass \w+\(loss=")
     assert module.steps == 0
     fit = trainer([callback(loss=cross_entropy, on_error="raise")], max_epochs=1)
     fit.fit(module, loader())
@@ -116,7 +118,7 @@ def test_a_step_on_the_iterator_needs_a_loss():
         def training_step(self, dataloader_iter):
             return super().training_step(next(dataloader_iter)[0], 0)
 
-    refused(RSCRatio(), Iterates("wn"), loader(), "dataloader_iter")
+    assert_refused(RSCRatio(), Iterates("wn"), loader(), "dataloader_iter")
 
 
 def collate(samples):
@@ -134,7 +136,7 @@ def test_a_batch_whose_input_cannot_be_found(callback):
     message = (
         r"predict of a probe batch .*'image': Tensor \(8, 6\).*predict=lambda module, batch: module\(batch\['image'\]\)"
     )
-    refused(callback(), DictBatches("wn"), loader(collate_fn=collate), message)
+    assert_refused(callback(), DictBatches("wn"), loader(collate_fn=collate), message)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_a_batch_whose_input_cannot_be_found(callback):
     ],
 )
 def test_a_predictor_that_fails(predict, match):
-    refused(RSCRatio(predict=predict), Counts("wn"), loader(), match)
+    assert_refused(RSCRatio(predict=predict), Counts("wn"), loader(), match)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +165,13 @@ def test_a_step_without_a_usable_loss(result, match):
         def training_step(self, batch, batch_idx):
             return result(self, batch)
 
-    refused(RSCRatio(), Strange("wn"), loader(), match)
+    assert_refused(RSCRatio(), Strange("wn"), loader(), match)
 
 
 def test_an_iterable_dataset_is_checked_on_its_first_batch():
-    refused(RSCRatio(), DictBatches("wn"), DataLoader(Stream(), 8, collate_fn=collate), "predict of a probe batch")
+    assert_refused(
+        RSCRatio(), DictBatches("wn"), DataLoader(Stream(), 8, collate_fn=collate), "predict of a probe batch"
+    )
 
 
 @pytest.mark.parametrize("callback", NEEDS_DATA)
@@ -176,7 +180,7 @@ def test_an_empty_loader(callback, empty):
     data = (
         loader(n=5, batch_size=8, drop_last=True) if empty == "all dropped" else DataLoader(TensorDataset(*tensors(0)))
     )
-    refused(callback(), Counts("wn"), data, "empty.*Check the dataset")
+    assert_refused(callback(), Counts("wn"), data, "empty.*Check the dataset")
 
 
 def test_no_training_asked_for_is_no_mistake():
@@ -309,7 +313,7 @@ def test_lazy_layers_are_refused_before_they_are_disturbed():
             super().__init__("wn")
             self.net.append(nn.LazyLinear(3))
 
-    refused(RSCRatio(), Lazy(), loader(), "still lazy. Run one batch through the model first")
+    assert_refused(RSCRatio(), Lazy(), loader(), "still lazy. Run one batch through the model first")
 
 
 def test_a_loss_of_one_entry_is_a_scalar():
@@ -343,7 +347,7 @@ def test_batches_of_one_sample_under_batchnorm():
     fit.fit(FrozenBatchNorm("bn"), single)  # each BatchNorm as it is trained
     assert math.isfinite(fit.callback_metrics["normtheory/rsc_ratio"])
     Counts.steps = 0
-    refused(RSCRatio(batch_stats=True), FrozenBatchNorm("bn"), single, "more than 1 value per channel")
+    assert_refused(RSCRatio(batch_stats=True), FrozenBatchNorm("bn"), single, "more than 1 value per channel")
 
 
 def test_running_statistics_that_do_not_exist():
@@ -352,4 +356,6 @@ def test_running_statistics_that_do_not_exist():
             super().__init__("bn")
             self.net[1] = nn.BatchNorm1d(8, track_running_stats=False)
 
-    refused(RSCRatio(batch_stats=False), NoRunning(), loader(), "'net.1' keeps none.*Use batch_stats=True or None")
+    assert_refused(
+        RSCRatio(batch_stats=False), NoRunning(), loader(), "'net.1' keeps none.*Use batch_stats=True or None"
+    )

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_normtheory import RSC, rsc_ratio
-from lightning_normtheory.rsc import flat_gradient, rsc_from_sums, trainable_parameters
+from lightning_normtheory.inputs import trainable_parameters
+from lightning_normtheory.rsc import flat_gradient, rsc_from_sums
 
 from models import MODELS, Graph, Model, freeze
 from oracles import cross_entropy, dense_rsc, jacobian, mean_square_loss, square_loss

@@ -8,9 +8,9 @@ from torch import nn
 
 from lightning_normtheory import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue, hessian_vector_product
 
+from hessian_cases import CASES, LOSSES, batches_of, prepared, sum_square
 from models import MODELS, Graph
 from oracles import difference_hessian
-from test_hessian import CASES, LOSSES, batches_of, prepared, sum_square
 
 METHODS = pytest.mark.parametrize("method", ["power", "lanczos"])
 # Small models have crowded spectra: the budget is no concern here, the answer is.

@@ -6,9 +6,8 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
-from models import WEIGHT_NORM_FORMS, direction, hook_weight_norm, length, parametrized_weight_norm
+from models import WEIGHT_NORM_FORMS, Cube, direction, hook_weight_norm, length, parametrized_weight_norm
 from oracles import difference_hessian
 
 FORMS = pytest.mark.parametrize("form", WEIGHT_NORM_FORMS)
@@ -152,18 +151,6 @@ def test_fused_attention_has_no_second_derivative():
 
 def test_once_differentiable_keeps_silent_when_the_incoming_gradient_is_constant():
     """Why such functions are looked for, instead of waiting for autograd to complain."""
-
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x**3
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx, gradient):
-            return 3 * gradient * ctx.saved_tensors[0] ** 2
-
     x = torch.ones(2, requires_grad=True)
     (gradient,) = torch.autograd.grad(Cube.apply(x).sum(), x, create_graph=True)
     assert not gradient.requires_grad  # as if x³ had no curvature

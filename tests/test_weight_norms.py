@@ -43,7 +43,7 @@ LAYERS = {
 }
 
 
-def close(actual: dict[str, torch.Tensor], expected: dict[str, list[float]]) -> None:
+def assert_norms(actual: dict[str, torch.Tensor], expected: dict[str, list[float]]) -> None:
     """Equal keys in equal order; in float32 a sum of at most 60 squares errs by a few units in the last place."""
     assert list(actual) == list(expected)
     for name, norms in expected.items():
@@ -68,7 +68,7 @@ def test_weight_norm(normalize, dim, build):
     # PyTorch takes -1 for "all axes", see test_torch_facts.
     expected = loop_norms_except(direction(layer), None if dim == -1 else dim)
     net = nn.ModuleDict({"layer": layer})
-    close(weight_norms(net), {"layer": expected})
+    assert_norms(weight_norms(net), {"layer": expected})
     assert min_weight_norm(net) == pytest.approx(min(expected), rel=1e-6)
 
 
@@ -88,19 +88,19 @@ def test_several_weights_of_a_recurrent_layer(normalize, build, names):
     for name in names:
         trained(normalize(layer, name), name)
     net = nn.Sequential(layer)
-    close(weight_norms(net), {f"0.{name}": loop_norms_except(direction(layer, name), 0) for name in names})
+    assert_norms(weight_norms(net), {f"0.{name}": loop_norms_except(direction(layer, name), 0) for name in names})
 
 
 @FORMS
 def test_the_root_itself_is_the_layer(normalize):
     layer = trained(normalize(nn.Linear(3, 2)))
-    close(weight_norms(layer), {"weight": loop_norms_except(direction(layer), 0)})
+    assert_norms(weight_norms(layer), {"weight": loop_norms_except(direction(layer), 0)})
 
 
 @FORMS
 def test_the_root_itself_is_a_recurrent_cell(normalize):
     cell = trained(normalize(nn.RNNCell(3, 2), "weight_hh"), "weight_hh")
-    close(weight_norms(cell), {"weight_hh": loop_norms_except(direction(cell, "weight_hh"), 0)})
+    assert_norms(weight_norms(cell), {"weight_hh": loop_norms_except(direction(cell, "weight_hh"), 0)})
 
 
 @FORMS
@@ -142,27 +142,27 @@ def test_the_length_g_does_not_enter(normalize):
 def test_frozen_parameters_count(normalize):
     layer = trained(normalize(nn.Linear(3, 2)))
     net = nn.Sequential(freeze(layer), freeze(nn.Linear(2, 3)), nn.BatchNorm1d(3))
-    close(weight_norms(net), {"0": loop_norms_except(direction(layer), 0), "1": loop_norms(net[1])})
+    assert_norms(weight_norms(net), {"0": loop_norms_except(direction(layer), 0), "1": loop_norms(net[1])})
 
 
 @FORMS
 def test_a_module_that_is_used_twice_counts_once(normalize):
     layer = trained(normalize(nn.Linear(3, 3)))
-    close(weight_norms(nn.Sequential(layer, nn.Tanh(), layer)), {"0": loop_norms_except(direction(layer), 0)})
+    assert_norms(weight_norms(nn.Sequential(layer, nn.Tanh(), layer)), {"0": loop_norms_except(direction(layer), 0)})
 
 
 def test_tied_directions_count_under_both_names():
     first, second = trained(parametrized_weight_norm(nn.Linear(3, 3))), parametrized_weight_norm(nn.Linear(3, 3))
     second.parametrizations.weight.original1 = first.parametrizations.weight.original1
     expected = loop_norms_except(direction(first), 0)
-    close(weight_norms(nn.Sequential(first, nn.Tanh(), second)), {"0": expected, "2": expected})
+    assert_norms(weight_norms(nn.Sequential(first, nn.Tanh(), second)), {"0": expected, "2": expected})
 
 
 def test_tied_weights_before_batch_norms_count_under_both_names():
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     tie(first, second)
     net = nn.Sequential(first, nn.BatchNorm1d(3), nn.Tanh(), second, nn.BatchNorm1d(3))
-    close(weight_norms(net), {"0": loop_norms(first), "3": loop_norms(first)})
+    assert_norms(weight_norms(net), {"0": loop_norms(first), "3": loop_norms(first)})
 
 
 OTHER_PARAMETRIZATIONS = {
@@ -184,7 +184,7 @@ def test_other_parametrizations_are_not_weight_norm(build):
 
 def test_batch_norm_behind_weight_norm_measures_the_direction_once():
     layer = trained(parametrized_weight_norm(nn.Linear(3, 2)))
-    close(weight_norms(nn.Sequential(layer, nn.BatchNorm1d(2))), {"0": loop_norms_except(direction(layer), 0)})
+    assert_norms(weight_norms(nn.Sequential(layer, nn.BatchNorm1d(2))), {"0": loop_norms_except(direction(layer), 0)})
 
 
 BATCH_NORMS = {
@@ -215,13 +215,13 @@ def test_layer_before_a_batch_norm(build, batch_norm, synchronised):
     if synchronised:
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     expected = loop_norms(layer)
-    close(weight_norms(net), {"0": expected})
+    assert_norms(weight_norms(net), {"0": expected})
     assert min_weight_norm(net) == pytest.approx(min(expected), rel=1e-6)
 
 
 def test_bilinear_before_a_batch_norm():
     net = Graph(lambda m, x: m.bn(m.layer(x, x)), layer=nn.Bilinear(2, 2, 4), bn=nn.BatchNorm1d(4))
-    close(weight_norms(net), {"layer": loop_norms(net.layer)})
+    assert_norms(weight_norms(net), {"layer": loop_norms(net.layer)})
 
 
 def test_zero_weights_before_a_batch_norm():
@@ -293,7 +293,7 @@ def test_lazy_modules_are_refused_until_they_have_seen_a_batch(function):
     with pytest.raises(ValueError, match=r"'0\.weight' is still lazy.*batch through the model"):
         function(net)
     net(torch.randn(4, 3))
-    close(weight_norms(net), {"0": loop_norms(net[0])})
+    assert_norms(weight_norms(net), {"0": loop_norms(net[0])})
 
 
 def normalised_net() -> nn.Module:
