@@ -16,9 +16,9 @@ from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, describe
 from lightning_normtheory.callbacks.rsc_metric import RSCMetric
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian, Memory
-from lightning_normtheory.inputs import require_graph, trainable_parameters
+from lightning_normtheory.inputs import require_graph, some_samples, trainable_parameters
 from lightning_normtheory.layers import batch_norm_layers
-from lightning_normtheory.predictor_hessian import first_samples, predictor_hessian
+from lightning_normtheory.predictor_hessian import predictor_hessian
 from lightning_normtheory.rsc import RSC, flat_gradient
 from lightning_normtheory.snapshot import Snapshot
 from lightning_normtheory.untouched import untouched
@@ -123,7 +123,7 @@ class View:
             for batch in self._batches:
                 if not batch.counts or batch.first >= samples:
                     continue
-                data = first_samples(self._on_device(batch), batch.samples, samples - batch.first)
+                data = some_samples(self._on_device(batch), batch.samples, slice(samples - batch.first))
                 result = predictor_hessian(predictor, data, tol=tol, max_hvps=max_hvps, batch_stats=batch_stats)
                 top = int(result.norms.argmax())
                 found = torch.tensor([float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64)

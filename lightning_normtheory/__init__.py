@@ -13,6 +13,7 @@ from lightning_normtheory.hessian import hessian_operator, hessian_vector_produc
 from lightning_normtheory.layers import NormalizedWeight
 from lightning_normtheory.predictor_hessian import predictor_hessian_norm
 from lightning_normtheory.rsc import RSC, rsc_ratio
+from lightning_normtheory.tangent_kernel import TangentKernel, empirical_ntk
 from lightning_normtheory.top_eigenvalue import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue
 from lightning_normtheory.untouched import untouched
 from lightning_normtheory.weight_norms import NormalizedLayers, min_weight_norm, normalized_layers, weight_norms
@@ -23,8 +24,10 @@ __all__ = [
     "Feeding",
     "NormalizedLayers",
     "NormalizedWeight",
+    "TangentKernel",
     "batchnorm_factors",
     "edges_of_stability",
+    "empirical_ntk",
     "feeding_layers",
     "hessian_eigenpairs",
     "hessian_operator",

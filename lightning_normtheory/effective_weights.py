@@ -129,11 +129,11 @@ class WeightNormMap:
 
     Attributes:
         w: the effective weight, a leaf that requires a gradient.
+        dim: the axis of the units; -1, as torch writes None: one unit.
     """
 
     def __init__(self, v: Tensor, g: Tensor, dim: int) -> None:
-        self.v, self.g = v, g
-        self._dim = dim
+        self.v, self.g, self.dim = v, g, dim
         with torch.no_grad():
             self.w = _fused_weight_norm(v, g, dim).requires_grad_()
             wide = torch.promote_types(v.dtype, torch.float32)
@@ -144,14 +144,24 @@ class WeightNormMap:
             # Where products put their results: asking for fresh memory each time would cost as much as filling it.
             self._work, self._pushed = torch.empty_like(self._unit), torch.empty_like(self._unit)
 
+    @property
+    def direction(self) -> Tensor:
+        """v̂, in the shape of v."""
+        return self._unflatten(self._unit)
+
+    @property
+    def scale(self) -> Tensor:
+        """s = g/‖v‖ (units,)."""
+        return self._scale.flatten()
+
     def _units(self, x: Tensor) -> Tensor:
         # dim = -1 is how torch writes dim=None: one norm for all.
-        return x.reshape(1, -1) if self._dim == -1 else x.movedim(self._dim, 0).reshape(x.shape[self._dim], -1)
+        return x.reshape(1, -1) if self.dim == -1 else x.movedim(self.dim, 0).reshape(x.shape[self.dim], -1)
 
     def _unflatten(self, x: Tensor) -> Tensor:
-        if self._dim == -1:
+        if self.dim == -1:
             return x.reshape(self.v.shape)
-        return x.reshape(self.v.movedim(self._dim, 0).shape).movedim(0, self._dim)
+        return x.reshape(self.v.movedim(self.dim, 0).shape).movedim(0, self.dim)
 
     def pull(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient in (g, v) of a loss whose gradient in w is a: c = v̂·a and s(a − c v̂)."""

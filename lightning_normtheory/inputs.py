@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-__all__ = ["count_samples", "list_batches", "require_graph", "trainable_parameters"]
+__all__ = ["count_samples", "has_samples", "list_batches", "require_graph", "some_samples", "trainable_parameters"]
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -57,6 +58,21 @@ def count_samples(output: Any) -> int:
             " module whose forward() picks that tensor."
         )
     return len(output)
+
+
+def some_samples(x: Any, n: int, which: slice) -> Any:
+    """Some samples of an input of n, whatever its form: a tensor, or a list or dict of tensors with the samples in
+    front; whatever else is in it belongs to all samples.
+
+    Example:
+        >>> some_samples({"image": torch.arange(3), "scale": 2.0}, 3, slice(2))
+        {'image': tensor([0, 1]), 'scale': 2.0}
+    """
+    return tree_map(lambda leaf: leaf[which] if has_samples(leaf, n) else leaf, x)
+
+
+def has_samples(leaf: Any, n: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == n
 
 
 def require_graph(value: Tensor, what: str) -> None:

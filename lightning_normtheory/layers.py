@@ -21,6 +21,7 @@ __all__ = [
     "unit_vectors",
     "weight_norm_layers",
     "weight_norm_parameters",
+    "with_batch_statistics",
 ]
 
 FEEDING_LAYERS = (nn.Linear, _ConvNd, nn.Bilinear, nn.Embedding, nn.EmbeddingBag)
@@ -122,6 +123,11 @@ def public_name(path: str, tensor_name: str = "weight") -> str:
 def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
     """Every BatchNorm (1d to 3d, synchronised) by the name of its module."""
     return {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def with_batch_statistics(model: nn.Module) -> bool:
+    """Whether a BatchNorm of the model, as it is set, normalises with the statistics of the batch."""
+    return any(layer.training or layer.running_mean is None for layer in batch_norm_layers(model).values())
 
 
 def refuse_uninitialized(model: nn.Module) -> None:

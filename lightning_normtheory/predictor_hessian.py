@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_normtheory.effective_weights import ComposedWeightNorm
 from lightning_normtheory.eigensolvers import batched_lanczos, lanczos
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian
-from lightning_normtheory.inputs import count_samples, trainable_parameters
-from lightning_normtheory.layers import batch_norm_layers
+from lightning_normtheory.inputs import count_samples, has_samples, some_samples, trainable_parameters
+from lightning_normtheory.layers import with_batch_statistics
 from lightning_normtheory.second_derivatives import twice_differentiable
 from lightning_normtheory.top_eigenvalue import check_options
 from lightning_normtheory.untouched import untouched
 
-__all__ = ["PredictorHessian", "first_samples", "predictor_hessian", "predictor_hessian_norm"]
+__all__ = ["PredictorHessian", "predictor_hessian", "predictor_hessian_norm"]
 
 # Each sample and output that is handled at the same time needs a Lanczos basis and what autograd holds in between, in
 # vectors of the size of θ; as many are handled as fit into these bytes.
@@ -87,7 +87,7 @@ def predictor_hessian(
         if n == 0:
             raise ValueError("Expected at least one sample, but the input holds none.")
         k = together[0].numel()
-        coupled = _with_batch_statistics(model) or not _alone_as_together(model, parameters, x, together)
+        coupled = with_batch_statistics(model) or not _alone_as_together(model, parameters, x, together)
         del together
         if not coupled:
             try:
@@ -101,31 +101,9 @@ def predictor_hessian(
             afresh()
             if coupled:
                 return model(x).reshape(n, k)[i, h], 1
-            return model(_samples(x, n, slice(i, i + 1))).reshape(k)[h], 1
+            return model(some_samples(x, n, slice(i, i + 1))).reshape(k)[h], 1
 
         return _one_by_one(parameters, output, n, k, tol, max_hvps)
-
-
-def first_samples(x: Any, n: int, count: int) -> Any:
-    """The first ``count`` samples of an input of n, whatever its form.
-
-    Example:
-        >>> first_samples({"image": torch.arange(3), "scale": 2.0}, 3, 2)
-        {'image': tensor([0, 1]), 'scale': 2.0}
-    """
-    return _samples(x, n, slice(0, count))
-
-
-def _samples(x: Any, n: int, which: slice) -> Any:
-    return tree_map(lambda leaf: leaf[which] if _has_samples(leaf, n) else leaf, x)
-
-
-def _has_samples(leaf: Any, n: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == n
-
-
-def _with_batch_statistics(model: nn.Module) -> bool:
-    return any(layer.training or layer.running_mean is None for layer in batch_norm_layers(model).values())
 
 
 def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x: Any, together: Tensor) -> bool:
@@ -137,7 +115,7 @@ def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x:
     theta = {name: p.detach() for name, p in parameters.items()}
 
     def weighted(theta: dict[str, Tensor]) -> Tensor:
-        alone = functional_call(model, theta, (first_samples(x, len(together), 1),))
+        alone = functional_call(model, theta, (some_samples(x, len(together), slice(1)),))
         return (alone.reshape(-1) * weights).sum()
 
     try:
@@ -160,7 +138,7 @@ def _independent(
     theta = space.unflatten(space.join({p: p for p in space.parameters.values()}))
 
     leaves, form = tree_flatten(x)
-    per_sample = [index for index, leaf in enumerate(leaves) if _has_samples(leaf, n)]
+    per_sample = [index for index, leaf in enumerate(leaves) if has_samples(leaf, n)]
 
     def output(theta: dict[str, Tensor], sample: list[Tensor], one_hot: Tensor) -> Tensor:
         parts = list(leaves)

@@ -1,0 +1,254 @@
+"""The tangent kernel, block by block, within a given memory."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.inputs import some_samples
+from lightning_normtheory.kernel_factors import Gradients, LeafFactors, Part, add_parts
+from lightning_normtheory.kernel_plan import (
+    Leaf,
+    Network,
+    Plan,
+    SamplesCoupled,
+    StructureChanged,
+    backward,
+    leaf_factors,
+    make_plan,
+)
+from lightning_normtheory.parameter_uses import Use
+
+__all__ = ["PARTS", "Blocks", "Coupled", "Independent", "Source", "assemble"]
+
+PARTS: tuple[Part, ...] = ("direction", "length", "rest")
+# What the gradients of the samples that are handled at once may take, and beside them what autograd keeps of the
+# forward pass, in gradients.
+_BYTES, _ACTIVATIONS = 2**28, 4
+# How many samples the structure of a network is tried on.
+_FEW = 3
+# layer -> part -> matrix; one layer with the name None where they are not kept apart
+Blocks = dict[str | None, dict[Part, Tensor]]
+
+
+class Source(Protocol):
+    """Where the gradients of samples come from.
+
+    Attributes:
+        sizes: the number of samples in each group of those that can be run together.
+        leaves: in which gradients are taken.
+        outputs: k.
+        entries: numbers to be kept for each sample and output.
+        entries_besides: numbers to be kept for each sample.
+    """
+
+    sizes: list[int]
+    leaves: list[Leaf]
+    outputs: int
+    entries: int
+    entries_besides: int
+
+    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
+        """Of some samples of a group, for the outputs Σ_h cotangent_h f_h."""
+
+
+class Independent:
+    """Samples that do not see each other: any of them can be run together, and the structure of the layers is used.
+
+    Args:
+        groups: inputs with the number of samples in them.
+        structured: whether to use the structure at all.
+    """
+
+    def __init__(self, network: Network, groups: Sequence[tuple[Any, int]], *, structured: bool) -> None:
+        self.network, self._groups = network, groups
+        self.sizes = [samples for _, samples in groups]
+        self._plans = [make_plan(network, *_few(*group), structured=structured) for group in groups]
+        self.outputs = self._plans[0].outputs.shape[1]
+        one_by_one = [leaf for plan in self._plans for leaf in plan.one_by_one]
+        # What one group lacks the structure for is taken one by one in all.
+        everywhere = set.intersection(*(set(plan.structured) for plan in self._plans))
+        one_by_one += network.raw(leaf for plan in self._plans for leaf in plan.structured if leaf not in everywhere)
+        self._structured = [leaf for leaf in self._plans[0].structured if leaf in everywhere]
+        self.one_by_one = list(dict.fromkeys(one_by_one))
+        self.leaves = [*self._structured, *self.one_by_one]
+        structure = max(plan.entries for plan in self._plans)
+        self.entries = structure + sum(leaf.tensor.numel() for leaf in self.one_by_one)
+        self.entries_besides = _ACTIVATIONS * structure
+
+    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
+        """
+        Raises:
+            SamplesCoupled: if the samples do see each other.
+            StructureChanged: if these have another graph than the first ones.
+        """
+        (x, total), plan = self._groups[group], self._plans[group]
+        samples, x = which.stop - which.start, some_samples(x, total, which)
+        output = self.network.with_leaves(x, samples)
+        if which.start == 0:
+            _compare(plan.outputs, output.detach())
+        found = _Lazy(plan, samples, folded)
+        if self._structured:
+            found.uses = plan.uses(self.network, output)
+            found.by_output = [backward(self.network, output, found.uses, c.expand(samples, -1)) for c in cotangents]
+        if self.one_by_one:
+            values = _empty(self.one_by_one, samples, len(cotangents))
+            for i in range(samples):
+                alone = self.network(some_samples(x, samples, slice(i, i + 1)), 1)
+                _fill(values, i, alone, cotangents[:, None])
+            found.update({leaf: Gradients(value) for leaf, value in values.items()})
+        return found
+
+
+def _few(x: Any, samples: int) -> tuple[Any, int]:
+    few = min(samples, _FEW)
+    return some_samples(x, samples, slice(few)), few
+
+
+def _compare(alone: Tensor, together: Tensor) -> None:
+    few = min(len(alone), len(together))
+    difference = (together[:few] - alone[:few]).abs().max()
+    if bool(difference > torch.finfo(alone.dtype).eps ** 0.5 * alone.abs().max()):
+        raise SamplesCoupled
+
+
+class _Lazy(dict[Leaf, LeafFactors]):
+    """The factors of a leaf are made when they are asked for: patches of images are larger than images."""
+
+    uses: Sequence[Use] = ()
+    by_output: Sequence[Sequence[Tensor]] = ()
+
+    def __init__(self, plan: Plan, samples: int, folded: bool) -> None:
+        super().__init__()
+        self._plan, self._samples, self._folded = plan, samples, folded
+
+    def __missing__(self, leaf: Leaf) -> LeafFactors:
+        mine = [(self.uses[i], self._plan.axes[i], [g[i] for g in self.by_output]) for i in self._plan.structured[leaf]]
+        factors = leaf_factors(leaf, mine, self._samples, folded=self._folded)
+        if factors is None:
+            raise StructureChanged
+        return factors
+
+
+class Coupled:
+    """Samples that see each other, as through the statistics of a batch: the derivative goes through the whole batch,
+    one output after the other. (Several at once, batched by torch, take three times as long.)
+
+    Args:
+        batches: inputs with the number of samples in them, and how many of these, from the first on, are asked for.
+    """
+
+    entries_besides = 0
+
+    def __init__(self, network: Network, batches: Sequence[tuple[Any, int, int]]) -> None:
+        self.network, self._batches = network, batches
+        self.sizes = [asked for _, _, asked in batches]
+        self.leaves = network.parameters
+        self.entries = sum(leaf.tensor.numel() for leaf in self.leaves)
+        self.outputs = network(*batches[0][:2]).shape[1]
+
+    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
+        x, samples, _ = self._batches[group]
+        output = self.network(x, samples)
+        values = _empty(self.leaves, which.stop - which.start, len(cotangents))
+        for i in range(which.start, which.stop):
+            cotangent = cotangents.new_zeros(len(cotangents), *output.shape)
+            cotangent[:, i] = cotangents
+            _fill(values, i - which.start, output, cotangent)
+        return {leaf: Gradients(value) for leaf, value in values.items()}
+
+
+def _empty(leaves: Sequence[Leaf], samples: int, outputs: int) -> dict[Leaf, Tensor]:
+    return {leaf: leaf.tensor.new_zeros(samples, outputs, leaf.tensor.numel()) for leaf in leaves}
+
+
+def _fill(values: dict[Leaf, Tensor], sample: int, output: Tensor, cotangents: Tensor) -> None:
+    """Plain autograd, once for each cotangent."""
+    tensors = [leaf.tensor for leaf in values]
+    for h, cotangent in enumerate(cotangents):
+        gradients = torch.autograd.grad(output, tensors, cotangent, retain_graph=True, allow_unused=True)
+        for leaf, gradient in zip(values, gradients):
+            if gradient is not None:
+                values[leaf][sample, h] = gradient.detach().to_dense().reshape(-1)
+
+
+def assemble(source: Source, cotangents: Tensor, *, folded: bool, layers: bool) -> Blocks:
+    """Σ_leaf ⟨∇_i, ∇_j⟩ by part, and by layer if asked for: (n, n) if the outputs are folded (added up), otherwise with
+    a row for each output of each sample."""
+    per_sample = 1 if folded else len(cotangents)
+    size = sum(source.sizes) * per_sample
+    device = cotangents.device if cotangents.device.type != "mps" else torch.device("cpu")  # which has no float64
+    names = dict.fromkeys(leaf.layer if layers else None for leaf in source.leaves)
+    blocks: Blocks = {
+        name: {part: torch.zeros(size, size, dtype=torch.float64, device=device) for part in PARTS} for name in names
+    }
+    outputs, portions = _portions(source, len(cotangents), folded, cotangents.element_size())
+    for some in outputs:
+        for number, rows in enumerate(portions):
+            first = source.gradients(rows.group, rows.which, cotangents[some], folded)
+            for cols in portions[number:]:
+                same = cols is rows
+                second = first if same else source.gradients(cols.group, cols.which, cotangents[some], folded)
+                where = rows.rows(per_sample), cols.rows(per_sample)
+                _add_block(blocks, source.leaves, first, second, where, folded, layers)
+    for parts in blocks.values():
+        for matrix in parts.values():
+            _mirror(matrix)
+    return blocks
+
+
+class _Portion(NamedTuple):
+    """Samples of one group, of which the first is number ``first`` of all."""
+
+    group: int
+    which: slice
+    first: int
+
+    def rows(self, per_sample: int) -> slice:
+        count = self.which.stop - self.which.start
+        return slice(self.first * per_sample, (self.first + count) * per_sample)
+
+
+def _portions(source: Source, outputs: int, folded: bool, itemsize: int) -> tuple[list[slice], list[_Portion]]:
+    """Which outputs and which samples to handle at once. Fewer outputs cost next to nothing where they are only added
+    up; fewer samples cost a pass for every pair of portions."""
+    at_once = outputs
+    if folded:
+        at_once = max(1, min(outputs, _BYTES // max(1, max(source.sizes) * source.entries * itemsize)))
+    count = max(1, 4 * _BYTES // max(1, (at_once * source.entries + source.entries_besides) * itemsize))
+    portions = []
+    first = 0
+    for group, size in enumerate(source.sizes):
+        for which in _slices(size, -(-size // -(-size // count))):  # of about the same size
+            portions.append(_Portion(group, which, first + which.start))
+        first += size
+    return list(_slices(outputs, at_once)), portions
+
+
+def _slices(total: int, size: int) -> Iterator[slice]:
+    for begin in range(0, total, size):
+        yield slice(begin, min(begin + size, total))
+
+
+@torch.no_grad()
+def _add_block(
+    blocks: Blocks,
+    leaves: Sequence[Leaf],
+    first: dict[Leaf, LeafFactors],
+    second: dict[Leaf, LeafFactors],
+    where: tuple[slice, slice],
+    folded: bool,
+    layers: bool,
+) -> None:
+    for leaf in leaves:
+        mine = first[leaf]
+        others = mine if second is first else second[leaf]
+        out = {part: matrix[where] for part, matrix in blocks[leaf.layer if layers else None].items()}
+        add_parts(out, leaf.part, mine, others, weight_norm=leaf.weight_norm, folded=folded, upper=second is first)
+
+
+def _mirror(matrix: Tensor) -> None:
+    """Fill in what lies below the diagonal."""
+    matrix.triu_()
+    matrix += matrix.triu(1).t()

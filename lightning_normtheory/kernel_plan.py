@@ -1,0 +1,273 @@
+"""How the gradients of each parameter will be had: from the structure of its layer, or one sample after the other."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_normtheory.effective_weights import DifferentiatedInside, EffectiveWeights, WeightNormMap
+from lightning_normtheory.graphs import refuse_reentrant_checkpoints
+from lightning_normtheory.inputs import count_samples, require_graph
+from lightning_normtheory.kernel_factors import LeafFactors, Part, SiteFactors, Weight, add_parts, join
+from lightning_normtheory.layers import public_name, weight_norm_parameters
+from lightning_normtheory.parameter_uses import Use, parameter_uses
+from lightning_normtheory.sample_axis import SampleAxis, find_sample_axis
+
+__all__ = ["Leaf", "Network", "Plan", "SamplesCoupled", "StructureChanged", "backward", "leaf_factors", "make_plan"]
+
+
+class StructureChanged(Exception):  # no error: a request to do without
+    """The structure of the layers does not give the gradients of some samples."""
+
+
+class SamplesCoupled(Exception):  # no error: a request to go through the whole batch
+    """Samples have other outputs together than by themselves."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A tensor in which gradients are taken: a parameter, or a weight under WeightNorm."""
+
+    name: str
+    layer: str
+    part: Part
+    tensor: Tensor
+    weight_norm: WeightNormMap | None = None
+
+
+class Network:
+    """f, with the parameters in which it is differentiated.
+
+    Args:
+        afresh: gives the model the state that every forward pass begins with.
+    """
+
+    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], afresh: Callable[[], None]) -> None:
+        self.model = model
+        self.weights = EffectiveWeights()
+        roles = _roles(model)
+        self.parameters = [_leaf(name, p, roles) for name, p in parameters.items()]
+        self._leaves = {id(leaf.tensor): leaf for leaf in self.parameters}
+        self._afresh = afresh
+
+    def __call__(self, x: Any, samples: int) -> Tensor:
+        """The outputs (samples, k) with their graph; the parameters themselves are its leaves.
+
+        Raises:
+            TypeError: if they are no real tensor with the samples in front.
+            ValueError: if there is another number of them, or no graph.
+        """
+        self._afresh()
+        output = self.model(x)
+        count_samples(output)
+        if not output.is_floating_point():
+            raise TypeError(f"Expected floating-point outputs, but the model returns {output.dtype}.")
+        if len(output) != samples or output.numel() == 0:
+            raise ValueError(
+                f"Expected the model to return (samples, outputs), a row for each of {samples} samples, but got shape"
+                f" {tuple(output.shape)}. Wrap the model in a module whose forward() gives them that form."
+            )
+        require_graph(output, "an output")
+        refuse_reentrant_checkpoints(output)
+        return output.reshape(samples, -1)
+
+    def with_leaves(self, x: Any, samples: int) -> Tensor:
+        """The same, with weights under WeightNorm as leaves."""
+        try:
+            with self.weights, self.weights.in_backward():
+                return self(x, samples)
+        except DifferentiatedInside:
+            self.compose()
+        return self.with_leaves(x, samples)
+
+    def compose(self) -> None:
+        """From now on, have g and v in the graph and not the weights that they make."""
+        self.weights.composed = True
+        self.weights.maps.clear()
+        self._leaves = {id(leaf.tensor): leaf for leaf in self.parameters}
+
+    def leaves(self) -> list[Leaf]:
+        """Of what `with_leaves` has given so far."""
+        for each in self.weights.maps.values():
+            if id(each.w) not in self._leaves:
+                owner = self._leaves.get(id(each.v)) or self._leaves[id(each.g)]
+                self._leaves[id(each.w)] = Leaf(owner.name, owner.layer, owner.part, each.w, each)
+        return list(self._leaves.values())
+
+    def raw(self, leaves: Iterable[Leaf]) -> list[Leaf]:
+        """The parameters behind some leaves."""
+        wanted = set()
+        for leaf in leaves:
+            tensors = [leaf.tensor] if leaf.weight_norm is None else [leaf.weight_norm.g, leaf.weight_norm.v]
+            wanted.update(map(id, tensors))
+        return [leaf for leaf in self.parameters if id(leaf.tensor) in wanted]
+
+
+def _roles(model: nn.Module) -> dict[int, Part]:
+    roles: dict[int, Part] = {}
+    for module in model.modules():
+        for _, g, v in weight_norm_parameters(module):
+            roles.update({id(g): "length", id(v): "direction"})
+    return roles
+
+
+def _leaf(name: str, parameter: Tensor, roles: dict[int, Part]) -> Leaf:
+    owner = name.rpartition(".")[0].partition("parametrizations")[0].rstrip(".")
+    return Leaf(name, public_name(owner), roles.get(id(parameter), "rest"), parameter)
+
+
+@dataclass
+class Plan:
+    """Attributes:
+    graph: what the uses of the parameters look like, to recognise them.
+    axes: where the samples are, for each use.
+    structured: leaves with the uses that they have.
+    one_by_one: parameters whose gradients are taken sample by sample.
+    entries: the size of the gradients at all uses, per sample and output.
+    outputs: of the few samples that were looked at, by themselves.
+    """
+
+    graph: list[str] = field(default_factory=list)
+    axes: list[SampleAxis | None] = field(default_factory=list)
+    structured: dict[Leaf, list[int]] = field(default_factory=dict)
+    one_by_one: list[Leaf] = field(default_factory=list)
+    entries: int = 0
+    outputs: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def uses(self, network: Network, output: Tensor) -> list[Use]:
+        """
+        Raises:
+            StructureChanged: if these are other uses than those of the plan.
+        """
+        found = list(parameter_uses(output, [leaf.tensor for leaf in network.leaves()]))
+        if _describe(found) != self.graph:
+            raise StructureChanged
+        return found
+
+
+def _describe(uses: Iterable[Use]) -> list[str]:
+    return [f"{use.edge.node.name()} {id(use.leaf)} {type(use.site).__name__}" for use in uses]
+
+
+def make_plan(network: Network, x: Any, samples: int, *, structured: bool = True) -> Plan:
+    """Look at a few samples: find their axes, and compare what the structure gives with gradients of autograd's.
+
+    Every leaf for which they differ, whatever the reason, is left to the gradients; all of them, if the plan shall not
+    be ``structured``.
+    """
+    output = network.with_leaves(x, samples)
+    if not structured:
+        return Plan(one_by_one=list(network.parameters), outputs=output.detach())
+    leaves = {id(leaf.tensor): leaf for leaf in network.leaves()}
+    uses = list(parameter_uses(output, [leaf.tensor for leaf in leaves.values()]))
+    if _entangled(network, uses):
+        network.compose()
+        return make_plan(network, x, samples)
+    weights = torch.linspace(1, 2, output.shape[1], dtype=output.dtype, device=output.device)
+    one_after_the_other = [
+        backward(network, output, uses, torch.outer(row, weights)) for row in torch.eye(samples).to(weights)
+    ]
+    plan = Plan(graph=_describe(uses), outputs=output.detach())
+    for index, use in enumerate(uses):
+        gradients = torch.stack([each[index] for each in one_after_the_other])
+        axes = use.site.axes(gradients.dim() - 1) if use.site is not None else ()
+        plan.axes.append(find_sample_axis(gradients, axes))
+        plan.entries += gradients[0].numel() // samples
+    exact = _exact_norms(network, x, samples, weights)
+    together = backward(network, output, uses, weights.expand(samples, -1))
+    for leaf in leaves.values():
+        mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
+        factors = leaf_factors(leaf, [(uses[i], plan.axes[i], [together[i]]) for i in mine], samples, folded=True)
+        if mine and factors is not None and _agrees(leaf, factors, samples, exact):
+            plan.structured[leaf] = mine
+        elif mine:
+            plan.one_by_one += network.raw([leaf])
+    return plan
+
+
+def _entangled(network: Network, uses: Sequence[Use]) -> bool:
+    """Whether a g or v has another role than in its one WeightNorm: then its gradients are sums over several."""
+    inside = Counter(id(p) for each in network.weights.maps.values() for p in (each.g, each.v))
+    return any(count > 1 for count in inside.values()) or any(id(use.leaf) in inside for use in uses)
+
+
+def backward(network: Network, output: Tensor, uses: Sequence[Use], cotangent: Tensor) -> list[Tensor]:
+    """The gradient of Σ cotangent·output at each use; gradients of parameters are not computed.
+
+    Raises:
+        StructureChanged: if an operation has none.
+    """
+    edges = list(dict.fromkeys(use.edge for use in uses))
+    if not edges:
+        return []
+    with network.weights.in_backward():
+        gradients = torch.autograd.grad(output, edges, cotangent, retain_graph=True, allow_unused=True)
+    found = dict(zip(edges, gradients))
+    if any(gradient is None for gradient in gradients):
+        raise StructureChanged
+    return [found[use.edge] for use in uses]
+
+
+@torch.no_grad()  # what the graph has saved is part of it
+def leaf_factors(
+    leaf: Leaf, uses: Sequence[tuple[Use, SampleAxis | None, Sequence[Tensor]]], samples: int, *, folded: bool
+) -> LeafFactors | None:
+    """From the gradients of each use, one for each output; None if the structure does not carry them."""
+    collected = []
+    for use, axis, gradients in uses:
+        if use.site is None or axis is None:
+            return None
+        site = SiteFactors(use.site, axis, samples)
+        for gradient in gradients:
+            site.add(gradient)
+        collected.append(site.factors(folded=folded))
+    if not collected:
+        return None
+    factors = join(collected, leaf.tensor.numel())
+    return factors if leaf.weight_norm is None or isinstance(factors, Weight) else None
+
+
+# Coefficients of the samples in the comparison: all different, none zero.
+def _coefficients(samples: int, like: Tensor) -> Tensor:
+    return torch.linspace(1, 2, samples, dtype=torch.float64, device=like.device)
+
+
+def _exact_norms(network: Network, x: Any, samples: int, weights: Tensor) -> dict[int, float]:
+    """‖∇ Σ_i a_i Σ_h b_h f_h(x_i)‖² in each parameter, by plain autograd."""
+    output = network(x, samples)
+    cotangent = torch.outer(_coefficients(samples, weights).to(weights), weights)
+    tensors = [leaf.tensor for leaf in network.parameters]
+    gradients = torch.autograd.grad(output, tensors, cotangent, allow_unused=True)
+    return {
+        id(tensor): 0.0 if gradient is None else float(gradient.to_dense().double().square().sum())
+        for tensor, gradient in zip(tensors, gradients)
+    }
+
+
+@torch.no_grad()
+def _agrees(leaf: Leaf, factors: LeafFactors, samples: int, exact: dict[int, float]) -> bool:
+    parts: tuple[Part, ...] = ("direction", "length", "rest")
+    out = {part: torch.zeros(samples, samples, dtype=torch.float64, device=leaf.tensor.device) for part in parts}
+    add_parts(out, leaf.part, factors, factors, weight_norm=leaf.weight_norm, folded=True, upper=True)
+    each = leaf.weight_norm
+    if each is None:
+        pairs = [(out[leaf.part], exact[id(leaf.tensor)], 0.0)]
+    else:
+        # The direction's part is a difference: what it errs by is relative to what was subtracted.
+        subtracted = float(out["length"].diagonal().sum()) * float(each.scale.abs().max()) ** 2
+        pairs = [
+            (out["direction"], exact.get(id(each.v), 0.0), subtracted),
+            (out["length"], exact.get(id(each.g), 0.0), 0.0),
+        ]
+    a = _coefficients(samples, leaf.tensor)
+    tol = torch.finfo(leaf.tensor.dtype).eps ** 0.5
+    for kernel, norm, subtracted in pairs:
+        kernel = kernel.triu() + kernel.triu(1).t()
+        found = float(a @ kernel @ a)
+        scale = 4 * samples * (float(kernel.diagonal().abs().sum()) + subtracted)
+        if not abs(found - norm) <= tol * (scale + norm):
+            return False
+    return True

@@ -1,0 +1,56 @@
+"""What the rank of a tangent kernel cannot exceed, whatever the parameters are."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from lightning_normtheory.inputs import has_samples, trainable_parameters
+from lightning_normtheory.layers import weight_norm_parameters
+
+__all__ = ["count_distinct", "gradient_dimensions"]
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def gradient_dimensions(model: nn.Module) -> int:
+    """The dimension of the space in which all gradients lie: p, less one for each unit under WeightNorm, whose
+    direction v has a gradient across itself only.
+
+    Example:
+        >>> gradient_dimensions(nn.Linear(4, 3))
+        15
+        >>> gradient_dimensions(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+        15
+    """
+    triples = [triple for module in model.modules() for triple in weight_norm_parameters(module)]
+    units = {id(v): g.numel() for _, g, v in triples if v.requires_grad}
+    return sum(p.numel() for p in trainable_parameters(model).values()) - sum(units.values())
+
+
+def count_distinct(inputs: Iterable[tuple[Any, int]]) -> int:
+    """How many of the samples are different from all others, bit by bit; ``inputs`` with the samples in each.
+
+    Example:
+        >>> count_distinct([(torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]]), 3)])
+        2
+    """
+    seen: set[int] = set()
+    for x, n in inputs:
+        fingerprints = torch.zeros(n, dtype=torch.int64)
+        for leaf in tree_leaves(x):
+            if has_samples(leaf, n):
+                fingerprints = 1_000_003 * fingerprints + _fingerprints(leaf)
+        seen.update(fingerprints.tolist())
+    return len(seen)
+
+
+def _fingerprints(x: Tensor) -> Tensor:
+    """Of each row, from its bits by integer arithmetic, which has no rounding: equal rows have equal ones."""
+    x = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
+    bits = x.reshape(len(x), -1).contiguous().view(_INTEGERS[x.element_size()]).to(torch.int64)
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator)
+    return (bits * weights.to(bits.device)).sum(1).cpu()

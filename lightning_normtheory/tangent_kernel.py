@@ -1,0 +1,346 @@
+"""The empirical tangent kernel, exact and split into the parts of length and direction."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from lightning_normtheory.inputs import has_samples, some_samples, trainable_parameters
+from lightning_normtheory.kernel_assembly import PARTS, Blocks, Coupled, Independent, Source, assemble
+from lightning_normtheory.kernel_plan import Network, SamplesCoupled, StructureChanged
+from lightning_normtheory.kernel_rank import count_distinct, gradient_dimensions
+from lightning_normtheory.layers import refuse_uninitialized, with_batch_statistics
+from lightning_normtheory.spectrum import largest_eigenvalue, smallest_eigenvalue
+from lightning_normtheory.untouched import untouched
+
+__all__ = ["KernelParts", "Outputs", "TangentKernel", "empirical_ntk", "tangent_kernel_of_batches"]
+
+Outputs = Literal["full", "trace", "sum"]
+# λ_min is accurate to 1 % where it is so many times its floor.
+_NEAR = 100
+
+
+@dataclass(frozen=True)
+class KernelParts:
+    """A kernel by the parameters it comes from: the directions v and the lengths g of WeightNorm, and all others."""
+
+    direction: Tensor
+    length: Tensor
+    rest: Tensor
+
+
+@dataclass(frozen=True)
+class TangentKernel:
+    """The result of `empirical_ntk`.
+
+    Attributes:
+        kernel: K, float64, (n, n), or (nk, nk) for all outputs: row i·k + h is output h of sample i.
+        direction: the part of the directions v of WeightNorm; zero without one.
+        length: the part of their lengths g.
+        rest: the part of all other parameters. The three add up to ``kernel``.
+        outputs: which kernel it is.
+        dtype: that of the products; sums are in float64.
+        parameters: p, the number of trainable entries.
+        rank_limit: what the rank cannot exceed, by the number of parameters and by samples that occur twice.
+        one_by_one: names of the parameters whose gradients were taken sample by sample.
+        coupled: whether samples see each other, so that the derivative goes through the batch.
+        layers: the parts of each layer, by module name, if asked for.
+    """
+
+    kernel: Tensor = field(repr=False)
+    direction: Tensor = field(repr=False)
+    length: Tensor = field(repr=False)
+    rest: Tensor = field(repr=False)
+    outputs: Outputs
+    dtype: torch.dtype
+    parameters: int
+    rank_limit: int
+    one_by_one: tuple[str, ...] = ()
+    coupled: bool = False
+    layers: Mapping[str, KernelParts] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def lambda_min(self) -> float:
+        """The least eigenvalue. Below `floor` it is rounding; the theory's condition is λ_min(K_full) > 0."""
+        return smallest_eigenvalue(self.kernel, self.lambda_max)
+
+    @cached_property
+    def lambda_max(self) -> float:
+        return largest_eigenvalue(self.kernel)
+
+    @property
+    def floor(self) -> float:
+        """What λ_min can be off by: ε of the products, and n ε of float64 for sums and decomposition, times λ_max."""
+        return relative_floor(len(self.kernel), self.dtype) * self.lambda_max
+
+    @property
+    def condition_number(self) -> float:
+        """λ_max/λ_min; infinite where λ_min is at or below its floor."""
+        return self.lambda_max / self.lambda_min if self.lambda_min > self.floor else float("inf")
+
+    @property
+    def effective_rank(self) -> float:
+        """(tr K)²/‖K‖_F², between 1 and n."""
+        return float(self.kernel.trace() ** 2 / self.kernel.square().sum())
+
+    @property
+    def deficiency(self) -> str:
+        """Why λ_min is zero whatever the parameters are, if it is; else empty."""
+        size = len(self.kernel)
+        if self.rank_limit >= size:
+            return ""
+        return f"The kernel has {size} rows, but its rank is at most {self.rank_limit}"
+
+
+def relative_floor(size: int, products: torch.dtype) -> float:
+    return torch.finfo(products).eps + size * torch.finfo(torch.float64).eps
+
+
+def empirical_ntk(
+    model: nn.Module,
+    x: Any,
+    *,
+    outputs: Outputs = "trace",
+    batch_stats: bool | None = None,
+    dtype: torch.dtype | None = None,
+    layers: bool = False,
+) -> TangentKernel:
+    """K[(i,h), (j,h')] = ⟨∇_θ f_h(x_i), ∇_θ f_h'(x_j)⟩ over the trainable parameters, exact, without a Jacobian.
+
+    For a weight matrix, the kernel is a product of the Gram matrices of what enters the layer and of the gradients at
+    its output; with WeightNorm w = g v/‖v‖ it splits into the part of the directions v and that of the lengths g (DGM,
+    Section 3). Only gradients at the outputs of layers are computed, one backward pass for each output h.
+
+    Args:
+        model: f; outputs of shape (n, …), where everything behind the samples counts as the k outputs. Dropout is off.
+        x: the input (n, …), or a list or dict of tensors that all have the samples in front.
+        outputs: ``"full"``: K (nk, nk); ``"trace"``: (1/k) Σ_h K_hh (n, n); ``"sum"``: the kernel of Σ_h f_h (n, n).
+            λ_min of the last two can be positive where that of K is not.
+        batch_stats: whether BatchNorm uses the statistics of the batch, which is then x as a whole. Samples see each
+            other, the derivative goes through the batch, and it takes nk backward passes. ``None``: as the model is set.
+        dtype: of the products. ``None``: that of the model, and once more in float64 if λ_min comes near its floor.
+        layers: also keep the parts of every layer, each as large as the kernel.
+
+    Example:
+        f = w·x has the kernel x xᵀ; with w = g v/‖v‖ in one dimension only the length g can change it
+
+        >>> x = torch.tensor([[1.0], [2.0]])
+        >>> empirical_ntk(nn.Linear(1, 1, bias=False), x[:1]).kernel
+        tensor([[1.]], dtype=torch.float64)
+        >>> layer = nn.utils.parametrizations.weight_norm(nn.Linear(1, 1, bias=False))
+        >>> found = empirical_ntk(layer, x[1:])
+        >>> found.length, found.direction
+        (tensor([[4.]], dtype=torch.float64), tensor([[0.]], dtype=torch.float64))
+    """
+    found = tangent_kernel_of_batches(
+        model, [(x, None)], outputs=outputs, batch_stats=batch_stats, dtype=dtype, layers=layers
+    )
+    if found.deficiency:
+        warnings.warn(f"{found.deficiency}: λ_min is zero, up to rounding.", stacklevel=2)
+    return found
+
+
+def tangent_kernel_of_batches(
+    model: nn.Module,
+    batches: Sequence[tuple[Any, int | None]],
+    *,
+    outputs: Outputs = "trace",
+    batch_stats: bool | None = None,
+    dtype: torch.dtype | None = None,
+    layers: bool = False,
+) -> TangentKernel:
+    """As `empirical_ntk`, of the samples of several batches, without a warning.
+
+    Args:
+        batches: inputs, each with the number of its first samples that are asked for; None: all of them. Statistics
+            are those of each whole batch.
+    """
+    if outputs not in get_args(Outputs):
+        raise ValueError(f"Expected outputs to be 'full', 'trace' or 'sum', but got {outputs!r}.")
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"Expected dtype to be torch.float32, torch.float64 or None, but got {dtype!r}.")
+    refuse_uninitialized(model)
+    trainable_parameters(model)
+    counted = [_count(x, asked) for x, asked in batches]
+
+    def measure(dtype: torch.dtype | None) -> TangentKernel:
+        with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad():
+            return _measure(model, afresh, counted, outputs, dtype, layers)
+
+    lowest = min((p.dtype for p in model.parameters() if p.requires_grad), key=lambda d: d.itemsize)
+    found = measure(torch.float32 if dtype is None and lowest.itemsize < 4 else dtype)
+    if dtype is not None or found.deficiency or not _near_floor(found):
+        return found
+    try:
+        return measure(torch.float64)
+    except RuntimeError as error:  # a constant in the forward pass, say, that is float32 whatever the model is
+        warnings.warn(
+            f"λ_min is near its floor, and the kernel could not be repeated in float64: {error}", stacklevel=3
+        )
+        return found
+
+
+_Batch = tuple[Any, int, int]  # input, samples in it, samples asked for
+
+
+def _count(x: Any, asked: int | None) -> _Batch:
+    tensors = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    if not tensors:
+        raise TypeError(
+            f"Expected an input tensor with the samples in front, or a list or dict of such, but got {type(x).__name__}."
+        )
+    n = len(tensors[0])
+    if n == 0:
+        raise ValueError("Expected at least one sample, but the input holds none.")
+    return x, n, n if asked is None else min(asked, n)
+
+
+def _measure(
+    model: nn.Module,
+    afresh: Callable[[], None],
+    batches: Sequence[_Batch],
+    outputs: Outputs,
+    dtype: torch.dtype | None,
+    layers: bool,
+) -> TangentKernel:
+    def begin() -> None:
+        afresh()
+        if dtype is not None:
+            model.to(dtype)
+
+    begin()
+    if dtype is not None:
+        batches = [(_converted(x, dtype), n, asked) for x, n, asked in batches]
+    network = Network(model, trainable_parameters(model), begin)
+
+    def kernel_of(source: Source) -> Blocks:
+        like = network.parameters[0].tensor
+        k = source.outputs
+        cotangents = torch.ones(1, k) if outputs == "sum" else torch.eye(k)
+        return assemble(source, cotangents.to(like), folded=outputs != "full", layers=layers)
+
+    one_by_one: tuple[str, ...] = ()
+    source: Source
+    if with_batch_statistics(model):
+        source = Coupled(network, batches)
+        blocks = kernel_of(source)
+    else:
+        source, blocks = _of_independent(network, batches, kernel_of)
+    if isinstance(source, Independent):
+        one_by_one = tuple(leaf.name for leaf in source.one_by_one)
+    return _result(model, batches, source, blocks, outputs, one_by_one)
+
+
+def _of_independent(
+    network: Network, batches: Sequence[_Batch], kernel_of: Callable[[Source], Blocks]
+) -> tuple[Source, Blocks]:
+    """By the structure of the layers; without it, if it does not hold; through the batch, if samples see each other."""
+    source: Source
+    for structured in (True, False):
+        try:
+            source = Independent(network, _merged(batches), structured=structured)
+            return source, kernel_of(source)
+        except StructureChanged:
+            pass
+        except SamplesCoupled:
+            break
+    warnings.warn(
+        "The first samples have other outputs by themselves than among the others: samples see each other, or the"
+        " forward pass is random. The kernel is that of the whole batch, with one draw of whatever is random, and takes"
+        " a backward pass for each sample and output.",
+        stacklevel=5,
+    )
+    source = Coupled(network, batches)
+    return source, kernel_of(source)
+
+
+def _merged(batches: Sequence[_Batch]) -> list[tuple[Any, int]]:
+    """The samples that are asked for, joined wherever they have the same form."""
+    groups: list[list[_Batch]] = []
+    for x, n, asked in batches:
+        batch = some_samples(x, n, slice(asked)), asked, asked
+        if groups and _form(groups[-1][0]) == _form(batch):
+            groups[-1].append(batch)
+        else:
+            groups.append([batch])
+    return [(_joined([x for x, _, _ in group], group[0][1]), sum(n for _, n, _ in group)) for group in groups]
+
+
+def _form(batch: _Batch) -> list[Any]:
+    """What must be equal for samples to be joined: whatever does not belong to single samples, and all shapes."""
+    x, n, _ = batch
+    leaves, structure = tree_flatten(x)
+    return [
+        structure,
+        *((leaf.shape[1:], leaf.dtype) if has_samples(leaf, n) else id(leaf) for leaf in leaves),
+    ]
+
+
+def _joined(inputs: Sequence[Any], n: int) -> Any:
+    if len(inputs) == 1:
+        return inputs[0]
+    structure = tree_flatten(inputs[0])[1]
+    columns = zip(*(tree_leaves(x) for x in inputs))
+    joined = [torch.cat(column) if has_samples(column[0], n) else column[0] for column in columns]
+    return tree_unflatten(joined, structure)
+
+
+def _converted(x: Any, dtype: torch.dtype) -> Any:
+    return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, x)
+
+
+def _result(
+    model: nn.Module,
+    batches: Sequence[_Batch],
+    source: Source,
+    blocks: Blocks,
+    outputs: Outputs,
+    one_by_one: tuple[str, ...],
+) -> TangentKernel:
+    if outputs == "trace":
+        for matrices in blocks.values():
+            for matrix in matrices.values():
+                matrix /= source.outputs
+    parts = [_sum([matrices[part] for matrices in blocks.values()]) for part in PARTS]
+    dtypes = [leaf.tensor.dtype for leaf in source.leaves]
+    return TangentKernel(
+        parts[0] + parts[1] + parts[2],
+        *parts,
+        outputs=outputs,
+        dtype=min(dtypes, key=lambda dtype: dtype.itemsize),
+        parameters=sum(p.numel() for p in trainable_parameters(model).values()),
+        rank_limit=_rank_limit(model, batches, source.outputs, outputs),
+        one_by_one=one_by_one,
+        coupled=isinstance(source, Coupled),
+        layers={name: KernelParts(**matrices) for name, matrices in blocks.items() if name is not None},
+    )
+
+
+def _sum(matrices: Sequence[Tensor]) -> Tensor:
+    total = matrices[0] if len(matrices) == 1 else matrices[0].clone()
+    for matrix in matrices[1:]:
+        total += matrix
+    return total
+
+
+def _rank_limit(model: nn.Module, batches: Sequence[_Batch], k: int, outputs: Outputs) -> int:
+    distinct = count_distinct((some_samples(x, n, slice(asked)), asked) for x, n, asked in batches)
+    dimensions = gradient_dimensions(model)
+    if outputs == "full":
+        return min(distinct * k, dimensions)
+    return min(distinct, dimensions * k if outputs == "trace" else dimensions)
+
+
+def _near_floor(found: TangentKernel) -> bool:
+    """Whether λ_min may be too near to its floor to be told from it: K − cI has no Cholesky factor."""
+    if not bool(torch.isfinite(found.kernel).all()) or found.kernel.device.type == "mps":
+        return False
+    shifted = found.kernel.clone()
+    limit = _NEAR * relative_floor(len(shifted), found.dtype) * float(shifted.norm())  # ‖K‖_F ≥ λ_max
+    shifted.diagonal().sub_(limit)
+    return bool(torch.linalg.cholesky_ex(shifted).info)
