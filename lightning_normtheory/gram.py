@@ -5,10 +5,11 @@ a sequence; one position for a layer on vectors): ∇_i = Σ_p r_ip c_ipᵀ. So 
 
 Every function adds the block of samples (i, j) to ``out``, a float64 matrix, from products in the dtype of the factors.
 With ``upper`` the second samples are the first ones, and the entries below the diagonal are not all filled in: by
-symmetry they are known.
+symmetry they are known. Gradients of several outputs come as a list whose Gram matrices are added up, or along an axis
+q of one tensor, if each has rows of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -23,15 +24,27 @@ _ENTRY = 24
 
 
 class Factors(NamedTuple):
-    """r (n, q, T, G, d) and c (n, q', T, G, d') of n samples, T positions and G groups of channels. q is the number of
-    outputs whose gradients are kept apart, and 1 for a factor that is the same for all of them."""
+    """r (n, q, T, G, d) and c (n, q, T, G, d') of n samples, T positions and G groups of channels, each for a list of
+    outputs. A list of one, and q = 1, stand for a factor that is the same for all outputs."""
 
-    rows: Tensor
-    cols: Tensor
+    rows: Sequence[Tensor]
+    cols: Sequence[Tensor]
+
+    @property
+    def outputs(self) -> int:
+        return max(len(self.rows), len(self.cols))
+
+    @property
+    def q(self) -> int:
+        return max(self.rows[0].shape[1], self.cols[0].shape[1])
+
+    def scaled(self, row_scale: Tensor | None, col_scale: Tensor | None) -> "Factors":
+        rows = self.rows if row_scale is None else [x * row_scale for x in self.rows]
+        return Factors(rows, self.cols if col_scale is None else [x * col_scale for x in self.cols])
 
 
-def add_gram(out: Tensor, x: Tensor, y: Tensor, *, upper: bool, sign: int = 1) -> None:
-    """out += ±x yᵀ, for the features x (n, d) and y (n', d).
+def add_gram(out: Tensor, x: Tensor, y: Tensor, *, upper: bool, metric: Tensor | None = None, sign: int = 1) -> None:
+    """out += ± x diag(metric) yᵀ, for the features x (n, d) and y (n', d).
 
     Example:
         >>> out, x = torch.zeros(2, 2, dtype=torch.float64), torch.tensor([[1.0, 2.0], [3.0, 0.0]])
@@ -41,90 +54,118 @@ def add_gram(out: Tensor, x: Tensor, y: Tensor, *, upper: bool, sign: int = 1) -
                 [0., 9.]], dtype=torch.float64)
     """
     for rows, cols in _tiles(len(x), len(y), upper, _ROWS):
-        out[rows, cols].add_(x[rows] @ y[cols].t(), alpha=sign)
+        left = x[rows] if metric is None else x[rows] * metric
+        out[rows, cols].add_(left @ y[cols].t(), alpha=sign)
 
 
-def add_outer_gram(out: Tensor, first: Factors, second: Factors, *, upper: bool) -> None:
-    """out += Σ_g Σ_pq (r_ip·r_jq)(c_ip·c_jq), in the cheaper of two ways.
+def add_outer_gram(
+    out: Tensor,
+    first: Factors,
+    second: Factors,
+    *,
+    upper: bool,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> None:
+    """out += Σ_g Σ_pq (r_ip·r_jq)(c_ip·c_jq), in the cheaper of two ways, for r and c times their scales (G, d).
 
     Either the inner products of all positions, or the gradients Σ_p r_ip c_ipᵀ themselves, some rows of the weight at a
     time. In multiplications, for one group and n = n':  n²T²(d + d')  against  nTdd' + n²dd'.
     """
-    if _cost_of_gradients(first, second) < _cost_of_positions(first, second):
-        _add_by_gradients(out, first, second, upper)
-    else:
-        _add_by_positions(out, first, second, upper)
+    if _cost_of_gradients(first, second, upper) < _cost_of_positions(first, second, upper):
+        scaled = first.scaled(row_scale, col_scale)
+        _add_by_gradients(out, scaled, scaled if upper else second.scaled(row_scale, col_scale), upper)
+    else:  # one side with the square of the scale is enough
+        left = first.scaled(*(None if scale is None else scale.square() for scale in (row_scale, col_scale)))
+        _add_by_positions(out, left, second, upper)
 
 
-def add_lookup_gram(out: Tensor, rows: tuple[Tensor, Tensor], indices: tuple[Tensor, Tensor], *, upper: bool) -> None:
+def add_lookup_gram(
+    out: Tensor,
+    rows: tuple[Sequence[Tensor], Sequence[Tensor]],
+    indices: tuple[Tensor, Tensor],
+    *,
+    upper: bool,
+) -> None:
     """out += Σ_pq [t_ip = t_jq](r_ip·r_jq): the rows (n, q, T, d) of a table whose entries t (n, T) were looked up."""
     (first, second), (t, s) = rows, indices
-    q, T, itemsize = first.shape[1], first.shape[2], first.element_size()
-    for i, j in _tiles(len(first), len(second), upper, _tile_rows(len(second) * q * q * T * T * itemsize)):
-        same = (t[i][:, None, :, None, None, None] == s[j][None, None, None, :, None, :]).to(first.dtype)
-        _add_products(out, first[i], second[j], same, (i, j))
+    (n, q, T, _), m = first[0].shape, len(second[0])
+    per_row = m * q * q * T * second[0].shape[2] * first[0].element_size()
+    for i, j in _tiles(n, m, upper, _tile_rows(per_row)):
+        same = t[i][:, None, :, None, None, None] == s[j][None, None, None, :, None, :]
+        products = _inner([x[i] for x in first], [y[j] for y in second])
+        _add_summed(out, products.mul_(same), (i, j))
 
 
-def _cost_of_positions(first: Factors, second: Factors) -> int:
-    (n, _, T, G, _), m = first.rows.shape, len(second.rows)
-    q = _outputs(first)
-    inner = sum(factor.shape[1] ** 2 * factor.shape[-1] for factor in first)
-    return n * m * T * second.rows.shape[2] * G * (inner + (_ENTRY * q * q if T > 1 else 0))
+def _cost_of_positions(first: Factors, second: Factors, upper: bool) -> float:
+    (n, _, T, G, _), (m, _, S, _, _) = first.rows[0].shape, second.rows[0].shape
+    inner = sum(len(side) * side[0].shape[1] ** 2 * side[0].shape[-1] for side in first)
+    overhead = _ENTRY * first.q**2 if T * S > 1 else 0
+    return n * m * T * S * G * (inner + overhead) * (0.6 if upper else 1.0)
 
 
-def _cost_of_gradients(first: Factors, second: Factors) -> int:
-    (n, _, T, G, d), m = first.rows.shape, len(second.rows)
-    q, entries = _outputs(first), G * d * first.cols.shape[-1]
-    formed = n * T if first is second else n * T + m * second.rows.shape[2]
-    return q * entries * (formed + q * n * m)
-
-
-def _outputs(factors: Factors) -> int:
-    return max(factors.rows.shape[1], factors.cols.shape[1])
+def _cost_of_gradients(first: Factors, second: Factors, upper: bool) -> float:
+    (n, _, T, G, d), (m, _, S, _, _) = first.rows[0].shape, second.rows[0].shape
+    entries = first.outputs * first.q * G * d * first.cols[0].shape[-1]
+    return entries * (n * T + first.q * n * m * 0.6 if upper else n * T + m * S + first.q * n * m)
 
 
 def _add_by_positions(out: Tensor, first: Factors, second: Factors, upper: bool) -> None:
-    q, T, itemsize = _outputs(first), first.rows.shape[2], first.rows.element_size()
-    for i, j in _tiles(
-        len(first.rows), len(second.rows), upper, _tile_rows(len(second.rows) * (q * T) ** 2 * itemsize)
-    ):
-        for group in range(first.rows.shape[3]):
-            cols = _inner(first.cols[i, :, :, group], second.cols[j, :, :, group])
-            _add_products(out, first.rows[i, :, :, group], second.rows[j, :, :, group], cols, (i, j))
+    (n, _, T, G, _), (m, _, S, _, _) = first.rows[0].shape, second.rows[0].shape
+    per_row = m * first.q**2 * T * S * first.rows[0].element_size()
+    for i, j in _tiles(n, m, upper, _tile_rows(per_row)):
+        for group in range(G):
+            rows, cols, other_rows, other_cols = (
+                [x[which, :, :, group] for x in side]
+                for side, which in ((first.rows, i), (first.cols, i), (second.rows, j), (second.cols, j))
+            )
+            if 1 in (len(rows), len(cols)):
+                _add_summed(out, _product(_inner(rows, other_rows), _inner(cols, other_cols)), (i, j))
+            else:
+                for r, c, other_r, other_c in zip(rows, cols, other_rows, other_cols):
+                    _add_summed(out, _product(_inner([r], [other_r]), _inner([c], [other_c])), (i, j))
 
 
-def _add_products(out: Tensor, first: Tensor, second: Tensor, others: Tensor, tile: tuple[slice, slice]) -> None:
-    """Add Σ_pq (r_ip·r_jq)·others to a tile of ``out``; ``others`` as from `_inner`."""
-    products = _inner(first, second).mul_(others) if others.shape[1] == 1 else _inner(first, second) * others
-    n, q, T, m = products.shape[:4]
-    summed = products if T == products.shape[5] == 1 else products.sum((2, 5), keepdim=True)
-    i, j = (slice(s.start * q, s.stop * q) for s in tile)
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """In place where the shape allows it."""
+    return x.mul_(y) if x.shape[1] >= y.shape[1] else y.mul_(x)
+
+
+def _add_summed(out: Tensor, products: Tensor, tile: tuple[slice, slice]) -> None:
+    """Add the sum over the positions p and q of (n, q, T, n', q, T') to a tile of ``out``."""
+    n, q, T, m, _, S = products.shape
+    summed = products if T == S == 1 else products.sum((2, 5))
+    i, j = (slice(part.start * q, part.stop * q) for part in tile)
     out[i, j] += summed.reshape(n * q, m * q)
 
 
-def _inner(x: Tensor, y: Tensor) -> Tensor:
-    """x_iap·y_jbq as (n, q, T, n', q', T') for x (n, q, T, d) and y (n', q', T', d)."""
-    product = x.reshape(-1, x.shape[-1]) @ y.reshape(-1, y.shape[-1]).t()
-    return product.view(*x.shape[:3], *y.shape[:3])
+def _inner(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+    """Σ over the lists of x_iap·y_jbq, as (n, q, T, n', q', T') for x (n, q, T, d) and y (n', q', T', d)."""
+    total: Tensor | None = None
+    for x, y in zip(xs, ys):
+        left, right = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]).t()
+        total = left @ right if total is None else total.addmm_(left, right)
+    assert total is not None
+    return total.view(*xs[0].shape[:3], *ys[0].shape[:3])
 
 
 def _add_by_gradients(out: Tensor, first: Factors, second: Factors, upper: bool) -> None:
-    if first.rows.shape[1] < first.cols.shape[1]:  # the side with the outputs in front
+    if first.rows[0].shape[1] < first.cols[0].shape[1]:  # the side with the outputs in front
         first, second = (Factors(f.cols, f.rows) for f in (first, second))
-    d, d_cols, q = first.rows.shape[-1], first.cols.shape[-1], first.rows.shape[1]
-    samples = max(len(first.rows), len(second.rows))
-    at_once = max(1, _BYTES // (samples * q * d_cols * first.rows.element_size()))
-    for group in range(first.rows.shape[3]):
-        for begin in range(0, d, at_once):
-            some = slice(begin, begin + at_once)
-            x = _gradients(first, group, some)
-            y = x if upper else _gradients(second, group, some)
-            add_gram(out, x, y, upper=upper)
+    (n, q, _, G, d), (m, _, _, _, d_cols) = first.rows[0].shape, second.cols[0].shape
+    at_once = max(1, _BYTES // (max(n, m) * q * d_cols * first.rows[0].element_size()))
+    for output in range(first.outputs):
+        for group in range(G):
+            for begin in range(0, d, at_once):
+                some = slice(begin, begin + at_once)
+                x = _gradients(first, output, group, some)
+                add_gram(out, x, x if upper else _gradients(second, output, group, some), upper=upper)
 
 
-def _gradients(factors: Factors, group: int, some: slice) -> Tensor:
+def _gradients(factors: Factors, output: int, group: int, some: slice) -> Tensor:
     """Σ_p r_ip c_ipᵀ for some rows of one group, as (n·q, entries)."""
-    rows, cols = factors.rows[:, :, :, group, some], factors.cols[:, :, :, group]
+    rows, cols = (side[output if len(side) > 1 else 0][:, :, :, group] for side in factors)
+    rows = rows[..., some]
     n, q, T, d = rows.shape
     if cols.shape[1] == q:
         formed = rows.transpose(2, 3) @ cols

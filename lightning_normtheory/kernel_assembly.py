@@ -12,6 +12,7 @@ from lightning_normtheory.kernel_plan import (
     Leaf,
     Network,
     Plan,
+    RecordingWeights,
     SamplesCoupled,
     StructureChanged,
     backward,
@@ -90,6 +91,7 @@ class Independent:
             _compare(plan.outputs, output.detach())
         found = _Lazy(plan, samples, folded)
         if self._structured:
+            found.weights = self.network.weights
             found.uses = plan.uses(self.network, output)
             found.by_output = [backward(self.network, output, found.uses, c.expand(samples, -1)) for c in cotangents]
         if self.one_by_one:
@@ -97,7 +99,7 @@ class Independent:
             for i in range(samples):
                 alone = self.network(some_samples(x, samples, slice(i, i + 1)), 1)
                 _fill(values, i, alone, cotangents[:, None])
-            found.update({leaf: Gradients(value) for leaf, value in values.items()})
+            found.update({leaf: _listed(value, folded) for leaf, value in values.items()})
         return found
 
 
@@ -116,6 +118,7 @@ def _compare(alone: Tensor, together: Tensor) -> None:
 class _Lazy(dict[Leaf, LeafFactors]):
     """The factors of a leaf are made when they are asked for: patches of images are larger than images."""
 
+    weights: RecordingWeights
     uses: Sequence[Use] = ()
     by_output: Sequence[Sequence[Tensor]] = ()
 
@@ -125,7 +128,7 @@ class _Lazy(dict[Leaf, LeafFactors]):
 
     def __missing__(self, leaf: Leaf) -> LeafFactors:
         mine = [(self.uses[i], self._plan.axes[i], [g[i] for g in self.by_output]) for i in self._plan.structured[leaf]]
-        factors = leaf_factors(leaf, mine, self._samples, folded=self._folded)
+        factors = leaf_factors(self.weights, leaf, mine, self._samples, folded=self._folded)
         if factors is None:
             raise StructureChanged
         return factors
@@ -156,7 +159,11 @@ class Coupled:
             cotangent = cotangents.new_zeros(len(cotangents), *output.shape)
             cotangent[:, i] = cotangents
             _fill(values, i - which.start, output, cotangent)
-        return {leaf: Gradients(value) for leaf, value in values.items()}
+        return {leaf: _listed(value, folded) for leaf, value in values.items()}
+
+
+def _listed(values: Tensor, folded: bool) -> Gradients:
+    return Gradients([values[:, h : h + 1] for h in range(values.shape[1])] if folded else [values])
 
 
 def _empty(leaves: Sequence[Leaf], samples: int, outputs: int) -> dict[Leaf, Tensor]:
@@ -191,7 +198,7 @@ def assemble(source: Source, cotangents: Tensor, *, folded: bool, layers: bool) 
                 same = cols is rows
                 second = first if same else source.gradients(cols.group, cols.which, cotangents[some], folded)
                 where = rows.rows(per_sample), cols.rows(per_sample)
-                _add_block(blocks, source.leaves, first, second, where, folded, layers)
+                _add_block(blocks, source.leaves, first, second, where, layers)
     for parts in blocks.values():
         for matrix in parts.values():
             _mirror(matrix)
@@ -238,14 +245,13 @@ def _add_block(
     first: dict[Leaf, LeafFactors],
     second: dict[Leaf, LeafFactors],
     where: tuple[slice, slice],
-    folded: bool,
     layers: bool,
 ) -> None:
     for leaf in leaves:
         mine = first[leaf]
         others = mine if second is first else second[leaf]
         out = {part: matrix[where] for part, matrix in blocks[leaf.layer if layers else None].items()}
-        add_parts(out, leaf.part, mine, others, weight_norm=leaf.weight_norm, folded=folded, upper=second is first)
+        add_parts(out, leaf.part, mine, others, weight_norm=leaf.weight_norm)
 
 
 def _mirror(matrix: Tensor) -> None:

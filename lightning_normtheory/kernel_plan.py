@@ -11,12 +11,16 @@ from torch import Tensor, nn
 from lightning_normtheory.effective_weights import DifferentiatedInside, EffectiveWeights, WeightNormMap
 from lightning_normtheory.graphs import refuse_reentrant_checkpoints
 from lightning_normtheory.inputs import count_samples, require_graph
-from lightning_normtheory.kernel_factors import LeafFactors, Part, SiteFactors, Weight, add_parts, join
+from lightning_normtheory.kernel_factors import LeafFactors, Part, Result, Weight, add_parts, join, site_factors
 from lightning_normtheory.layers import public_name, weight_norm_parameters
 from lightning_normtheory.parameter_uses import Use, parameter_uses
 from lightning_normtheory.sample_axis import SampleAxis, find_sample_axis
 
 __all__ = ["Leaf", "Network", "Plan", "SamplesCoupled", "StructureChanged", "backward", "leaf_factors", "make_plan"]
+
+
+_LAYERS = {nn.functional.linear, nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d}
+_Clone = type(torch.ones(1, requires_grad=True).clone().grad_fn)
 
 
 class StructureChanged(Exception):  # no error: a request to do without
@@ -38,6 +42,38 @@ class Leaf:
     weight_norm: WeightNormMap | None = None
 
 
+class RecordingWeights(EffectiveWeights):
+    """Also keeps what layers under WeightNorm have made of their input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._results: dict[Any, tuple[Tensor, int, Tensor | None]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        # Of the weights that layers are called with, only ours are clones.
+        if func in _LAYERS and len(args) > 1 and isinstance(args[1].grad_fn, _Clone) and result.grad_fn is not None:
+            node, values = result.grad_fn, result.detach()
+            if node.name() in ("ViewBackward0", "UnsafeViewBackward0"):  # a Linear on sequences is one on rows
+                node, values = node.next_functions[0][0], values.flatten(0, -2)
+            self._results[node] = values, values._version, args[2] if len(args) > 2 else None
+        return result
+
+    def forget(self) -> None:
+        self._results.clear()
+
+    def result(self, node: Any) -> Result | None:
+        """Of the layer with this node in the graph, unless it has been changed in place since."""
+        values, version, bias = self._results.get(node, (None, 0, None))
+        if values is None or values._version != version:
+            return None
+        if bias is None:
+            return Result(values, values.new_zeros(1))
+        return Result(values - bias.view(-1, *[1] * (values.dim() - 2)), bias)
+
+
 class Network:
     """f, with the parameters in which it is differentiated.
 
@@ -47,7 +83,7 @@ class Network:
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], afresh: Callable[[], None]) -> None:
         self.model = model
-        self.weights = EffectiveWeights()
+        self.weights = RecordingWeights()
         roles = _roles(model)
         self.parameters = [_leaf(name, p, roles) for name, p in parameters.items()]
         self._leaves = {id(leaf.tensor): leaf for leaf in self.parameters}
@@ -76,6 +112,7 @@ class Network:
 
     def with_leaves(self, x: Any, samples: int) -> Tensor:
         """The same, with weights under WeightNorm as leaves."""
+        self.weights.forget()
         try:
             with self.weights, self.weights.in_backward():
                 return self(x, samples)
@@ -180,7 +217,9 @@ def make_plan(network: Network, x: Any, samples: int, *, structured: bool = True
     together = backward(network, output, uses, weights.expand(samples, -1))
     for leaf in leaves.values():
         mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
-        factors = leaf_factors(leaf, [(uses[i], plan.axes[i], [together[i]]) for i in mine], samples, folded=True)
+        factors = leaf_factors(
+            network.weights, leaf, [(uses[i], plan.axes[i], [together[i]]) for i in mine], samples, folded=True
+        )
         if mine and factors is not None and _agrees(leaf, factors, samples, exact):
             plan.structured[leaf] = mine
         elif mine:
@@ -213,17 +252,20 @@ def backward(network: Network, output: Tensor, uses: Sequence[Use], cotangent: T
 
 @torch.no_grad()  # what the graph has saved is part of it
 def leaf_factors(
-    leaf: Leaf, uses: Sequence[tuple[Use, SampleAxis | None, Sequence[Tensor]]], samples: int, *, folded: bool
+    weights: RecordingWeights,
+    leaf: Leaf,
+    uses: Sequence[tuple[Use, SampleAxis | None, Sequence[Tensor]]],
+    samples: int,
+    *,
+    folded: bool,
 ) -> LeafFactors | None:
     """From the gradients of each use, one for each output; None if the structure does not carry them."""
     collected = []
     for use, axis, gradients in uses:
         if use.site is None or axis is None:
             return None
-        site = SiteFactors(use.site, axis, samples)
-        for gradient in gradients:
-            site.add(gradient)
-        collected.append(site.factors(folded=folded))
+        result = weights.result(use.edge.node) if leaf.weight_norm is not None else None
+        collected.append(site_factors(use.site, axis, samples, gradients, folded=folded, result=result))
     if not collected:
         return None
     factors = join(collected, leaf.tensor.numel())
@@ -242,7 +284,7 @@ def _exact_norms(network: Network, x: Any, samples: int, weights: Tensor) -> dic
     tensors = [leaf.tensor for leaf in network.parameters]
     gradients = torch.autograd.grad(output, tensors, cotangent, allow_unused=True)
     return {
-        id(tensor): 0.0 if gradient is None else float(gradient.to_dense().double().square().sum())
+        id(tensor): 0.0 if gradient is None else float(gradient.to_dense().norm()) ** 2
         for tensor, gradient in zip(tensors, gradients)
     }
 
@@ -251,7 +293,7 @@ def _exact_norms(network: Network, x: Any, samples: int, weights: Tensor) -> dic
 def _agrees(leaf: Leaf, factors: LeafFactors, samples: int, exact: dict[int, float]) -> bool:
     parts: tuple[Part, ...] = ("direction", "length", "rest")
     out = {part: torch.zeros(samples, samples, dtype=torch.float64, device=leaf.tensor.device) for part in parts}
-    add_parts(out, leaf.part, factors, factors, weight_norm=leaf.weight_norm, folded=True, upper=True)
+    add_parts(out, leaf.part, factors, factors, weight_norm=leaf.weight_norm)
     each = leaf.weight_norm
     if each is None:
         pairs = [(out[leaf.part], exact[id(leaf.tensor)], 0.0)]
