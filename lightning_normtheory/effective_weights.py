@@ -169,6 +169,13 @@ class WeightNormMap:
         c = self._dot(self._unit, a)
         return c.reshape(self.g.shape), self._unflatten(self._scale * torch.addcmul(a, self._unit, c, value=-1))
 
+    def pulled_norms(self, a: Tensor) -> tuple[float, float]:
+        """‖∂L/∂g‖² and ‖∂L/∂v‖² of what `pull` gives, without making it: c² and s²(‖a‖² − c²), summed over units."""
+        a = self._units(a)
+        c = self._dot(self._unit, a)
+        across = self._dot(a, a) - c.square()
+        return float(c.square().sum()), float((self._scale.square() * across).sum())
+
     def set_slope(self, a: Tensor) -> None:
         """Remember a, for `pull_tangent`."""
         self._slope = self._units(a)

@@ -12,9 +12,10 @@ q of one tensor, if each has rows of its own.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-__all__ = ["Factors", "add_gram", "add_lookup_gram", "add_outer_gram"]
+__all__ = ["Factors", "Target", "add_gram", "add_lookup_gram", "add_outer_gram"]
 
 # Tiles of so many rows leave out most of what lies below the diagonal, and are large enough for fast products.
 _ROWS = 128
@@ -43,19 +44,37 @@ class Factors(NamedTuple):
         return Factors(rows, self.cols if col_scale is None else [x * col_scale for x in self.cols])
 
 
-def add_gram(out: Tensor, x: Tensor, y: Tensor, *, upper: bool, metric: Tensor | None = None, sign: int = 1) -> None:
-    """out += ± x diag(metric) yᵀ, for the features x (n, d) and y (n', d).
+class Target(NamedTuple):
+    """A matrix to add ± X diag(metric) Yᵀ to."""
+
+    out: Tensor
+    metric: Tensor | None = None
+    sign: int = 1
+
+
+def add_gram(targets: Sequence[Target], xs: Sequence[Tensor], ys: Sequence[Tensor], *, upper: bool) -> None:
+    """out += ± Σ x diag(metric) yᵀ over the lists of features x (n, d) and y (n', d), for each of the targets.
 
     Example:
         >>> out, x = torch.zeros(2, 2, dtype=torch.float64), torch.tensor([[1.0, 2.0], [3.0, 0.0]])
-        >>> add_gram(out, x, x, upper=True)
+        >>> add_gram([Target(out)], [x], [x], upper=True)
         >>> out.triu()
         tensor([[5., 3.],
                 [0., 9.]], dtype=torch.float64)
     """
-    for rows, cols in _tiles(len(x), len(y), upper, _ROWS):
-        left = x[rows] if metric is None else x[rows] * metric
-        out[rows, cols].add_(left @ y[cols].t(), alpha=sign)
+    for rows, cols in _tiles(len(xs[0]), len(ys[0]), upper, _ROWS):
+        total: Tensor | None = None
+        for x, y in zip(xs, ys):
+            # All metrics in one product: most of the time goes into getting y to where it can be multiplied.
+            left = [x[rows] if target.metric is None else x[rows] * target.metric for target in targets]
+            total = _add_product(total, torch.cat(left) if len(left) > 1 else left[0], y[cols])
+        assert total is not None
+        for target, product in zip(targets, total.chunk(len(targets))):
+            target.out[rows, cols].add_(product, alpha=target.sign)
+
+
+def _add_product(total: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
+    return x @ y.t() if total is None else total.addmm_(x, y.t())
 
 
 def add_outer_gram(
@@ -143,8 +162,7 @@ def _inner(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
     """Σ over the lists of x_iap·y_jbq, as (n, q, T, n', q', T') for x (n, q, T, d) and y (n', q', T', d)."""
     total: Tensor | None = None
     for x, y in zip(xs, ys):
-        left, right = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]).t()
-        total = left @ right if total is None else total.addmm_(left, right)
+        total = _add_product(total, x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]))
     assert total is not None
     return total.view(*xs[0].shape[:3], *ys[0].shape[:3])
 
@@ -159,7 +177,8 @@ def _add_by_gradients(out: Tensor, first: Factors, second: Factors, upper: bool)
             for begin in range(0, d, at_once):
                 some = slice(begin, begin + at_once)
                 x = _gradients(first, output, group, some)
-                add_gram(out, x, x if upper else _gradients(second, output, group, some), upper=upper)
+                y = x if upper else _gradients(second, output, group, some)
+                add_gram([Target(out)], [x], [y], upper=upper)
 
 
 def _gradients(factors: Factors, output: int, group: int, some: slice) -> Tensor:

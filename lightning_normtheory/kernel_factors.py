@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.effective_weights import WeightNormMap
-from lightning_normtheory.gram import Factors, add_gram, add_lookup_gram, add_outer_gram
+from lightning_normtheory.gram import Factors, Target, add_gram, add_lookup_gram, add_outer_gram
 from lightning_normtheory.parameter_uses import Elementwise, Lookup, Outer, Site
 from lightning_normtheory.sample_axis import SampleAxis
 
@@ -146,8 +146,8 @@ def add_parts(
     else:
         assert isinstance(first, Gradients)
         assert isinstance(second, Gradients)
-        for x, y in zip(first.values, second.values):
-            add_gram(out[part], x.flatten(0, 1), y.flatten(0, 1), upper=upper)
+        xs, ys = ([x.flatten(0, 1) for x in each.values] for each in (first, second))
+        add_gram([Target(out[part])], xs, ys, upper=upper)
 
 
 def _add_weight_norm(out: dict[Part, Tensor], first: Weight, second: Weight, each: WeightNormMap) -> None:
@@ -158,12 +158,11 @@ def _add_weight_norm(out: dict[Part, Tensor], first: Weight, second: Weight, eac
     """
     upper = second is first
     units = _Units(each, first.factors)
-    pairs = ((x, x) for x in units.along(first)) if upper else zip(units.along(first), units.along(second))
-    for x, y in pairs:
-        if each.g.requires_grad:
-            add_gram(out["length"], x, y, upper=upper)
-        if each.v.requires_grad:
-            add_gram(out["direction"], x, y, upper=upper, metric=units.scale.square(), sign=-1)
+    along = list(units.along(first))
+    targets = [Target(out["length"])] if each.g.requires_grad else []
+    if each.v.requires_grad:
+        targets.append(Target(out["direction"], units.scale.square(), -1))
+    add_gram(targets, along, along if upper else list(units.along(second)), upper=upper)
     if each.v.requires_grad:
         scales = {"row_scale": units.row_scale, "col_scale": units.col_scale}
         add_outer_gram(out["direction"], first.factors, second.factors, upper=upper, **scales)

@@ -213,14 +213,15 @@ def make_plan(network: Network, x: Any, samples: int, *, structured: bool = True
         axes = use.site.axes(gradients.dim() - 1) if use.site is not None else ()
         plan.axes.append(find_sample_axis(gradients, axes))
         plan.entries += gradients[0].numel() // samples
-    exact = _exact_norms(network, x, samples, weights)
-    together = backward(network, output, uses, weights.expand(samples, -1))
-    for leaf in leaves.values():
+    with network.weights.in_backward():
+        exact = _exact_norms(output, weights, list(leaves.values()))
+    together = [torch.stack(gradients).sum(0) for gradients in zip(*one_after_the_other)]
+    for leaf, norms in zip(leaves.values(), exact):
         mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
         factors = leaf_factors(
             network.weights, leaf, [(uses[i], plan.axes[i], [together[i]]) for i in mine], samples, folded=True
         )
-        if mine and factors is not None and _agrees(leaf, factors, samples, exact):
+        if mine and factors is not None and _agrees(leaf, factors, samples, norms):
             plan.structured[leaf] = mine
         elif mine:
             plan.one_by_one += network.raw([leaf])
@@ -272,44 +273,39 @@ def leaf_factors(
     return factors if leaf.weight_norm is None or isinstance(factors, Weight) else None
 
 
-# Coefficients of the samples in the comparison: all different, none zero.
 def _coefficients(samples: int, like: Tensor) -> Tensor:
-    return torch.linspace(1, 2, samples, dtype=torch.float64, device=like.device)
+    """Of the samples in the comparison: all different, none zero."""
+    return torch.linspace(1, 2, samples, dtype=like.dtype, device=like.device)
 
 
-def _exact_norms(network: Network, x: Any, samples: int, weights: Tensor) -> dict[int, float]:
-    """‖∇ Σ_i a_i Σ_h b_h f_h(x_i)‖² in each parameter, by plain autograd."""
-    output = network(x, samples)
-    cotangent = torch.outer(_coefficients(samples, weights).to(weights), weights)
-    tensors = [leaf.tensor for leaf in network.parameters]
-    gradients = torch.autograd.grad(output, tensors, cotangent, allow_unused=True)
-    return {
-        id(tensor): 0.0 if gradient is None else float(gradient.to_dense().norm()) ** 2
-        for tensor, gradient in zip(tensors, gradients)
-    }
+def _exact_norms(output: Tensor, weights: Tensor, leaves: Sequence[Leaf]) -> list[dict[Part, float]]:
+    """‖∇ Σ_i a_i Σ_h b_h f_h(x_i)‖² in each leaf, by its parts, from autograd's gradients."""
+    cotangent = torch.outer(_coefficients(len(output), weights), weights)
+    tensors = [leaf.tensor for leaf in leaves]
+    gradients = torch.autograd.grad(output, tensors, cotangent, retain_graph=True, allow_unused=True)
+    found: list[dict[Part, float]] = []
+    for leaf, gradient in zip(leaves, gradients):
+        each = leaf.weight_norm
+        if gradient is None:
+            found.append({})
+        elif each is None:
+            found.append({leaf.part: float(gradient.to_dense().norm()) ** 2})
+        else:
+            length, direction = each.pulled_norms(gradient)
+            found.append({"length": length * each.g.requires_grad, "direction": direction * each.v.requires_grad})
+    return found
 
 
 @torch.no_grad()
-def _agrees(leaf: Leaf, factors: LeafFactors, samples: int, exact: dict[int, float]) -> bool:
-    parts: tuple[Part, ...] = ("direction", "length", "rest")
-    out = {part: torch.zeros(samples, samples, dtype=torch.float64, device=leaf.tensor.device) for part in parts}
+def _agrees(leaf: Leaf, factors: LeafFactors, samples: int, exact: dict[Part, float]) -> bool:
+    out: dict[Part, Tensor] = {
+        part: torch.zeros(samples, samples, dtype=torch.float64, device=leaf.tensor.device) for part in exact
+    }
     add_parts(out, leaf.part, factors, factors, weight_norm=leaf.weight_norm)
-    each = leaf.weight_norm
-    if each is None:
-        pairs = [(out[leaf.part], exact[id(leaf.tensor)], 0.0)]
-    else:
-        # The direction's part is a difference: what it errs by is relative to what was subtracted.
-        subtracted = float(out["length"].diagonal().sum()) * float(each.scale.abs().max()) ** 2
-        pairs = [
-            (out["direction"], exact.get(id(each.v), 0.0), subtracted),
-            (out["length"], exact.get(id(each.g), 0.0), 0.0),
-        ]
-    a = _coefficients(samples, leaf.tensor)
+    a = _coefficients(samples, next(iter(out.values())))
+    found = {part: float(a @ (kernel.triu() + kernel.triu(1).t()) @ a) for part, kernel in out.items()}
+    scale = sum(float(kernel.diagonal().abs().sum()) for kernel in out.values()) * 4 * samples
+    if leaf.weight_norm is not None:  # the direction's part is a difference of numbers of this size
+        scale *= 1 + float(leaf.weight_norm.scale.abs().max()) ** 2
     tol = torch.finfo(leaf.tensor.dtype).eps ** 0.5
-    for kernel, norm, subtracted in pairs:
-        kernel = kernel.triu() + kernel.triu(1).t()
-        found = float(a @ kernel @ a)
-        scale = 4 * samples * (float(kernel.diagonal().abs().sum()) + subtracted)
-        if not abs(found - norm) <= tol * (scale + norm):
-            return False
-    return True
+    return all(abs(found[part] - norm) <= tol * (scale + norm) for part, norm in exact.items())

@@ -154,19 +154,22 @@ class Lookup(Site):
 
 @dataclass
 class Elementwise(Site):
-    """A tensor that was added, or multiplied with ``factor``; ``shape`` are its sizes on the last axes of the result."""
+    """A tensor that was added, or multiplied with ``factor``, with the sizes ``shape`` on the last axes of the result.
+
+    ``factor`` is None for 1.
+    """
 
     shape: tuple[int, ...]
-    factor: Callable[[], Tensor | float]
+    factor: Callable[[], Tensor | float] | None
 
     def axes(self, ndim: int) -> Sequence[int]:
         return [axis for axis, size in enumerate(self._aligned(ndim)) if size == 1]
 
     def gradient(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
         """Of each sample, as (n, entries)."""
-        aligned = self._aligned(b.dim())
-        each = axis.in_front(b * self.factor(), n)  # (n, …, t, …): the axis itself is summed over
-        summed = [i + 1 for i, size in enumerate(aligned) if size == 1]
+        each = axis.in_front(b if self.factor is None else b * self.factor(), n)  # (n, …, t, …)
+        # Also over the t entries. A sum over an axis of length one would be a slow copy.
+        summed = [i for i, size in enumerate(self._aligned(b.dim()), 1) if size == 1 and each.shape[i] > 1]
         return (each.sum(summed) if summed else each).reshape(n, -1)
 
     def _aligned(self, ndim: int) -> tuple[int, ...]:
@@ -220,7 +223,7 @@ def _behind(node: Any, wanted: set[int]) -> tuple[Tensor, bool] | None:
     return None
 
 
-# -- one rule for each operation: of the node, the index of the argument, the leaf, whether it is transposed ------------
+# -- one rule for each operation: of the node, the index of the argument, the leaf, whether it is transposed -----------
 
 
 def _addmm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
@@ -236,7 +239,7 @@ def _mm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
 def _convolution(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
     if index == 1:
         return Convolution(node)
-    return _on_channels(node._saved_weight.dim() - 2, leaf, lambda: 1.0) if index == 2 else None
+    return _on_channels(node._saved_weight.dim() - 2, leaf, None) if index == 2 else None
 
 
 def _embedding(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
@@ -254,14 +257,14 @@ def _batch_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site |
         deviation = (node._saved_running_var + node._saved_eps).sqrt()
         return (x - node._saved_running_mean.view(shape)) / deviation.view(shape)
 
-    return _on_channels(node._saved_input.dim() - 2, leaf, normalized if index == 1 else lambda: 1.0)
+    return _on_channels(node._saved_input.dim() - 2, leaf, normalized if index == 1 else None)
 
 
 def _layer_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
     def normalized() -> Tensor:
         return (node._saved_input - node._saved_result1) * node._saved_result2
 
-    return Elementwise(tuple(leaf.shape), normalized if index == 1 else lambda: 1.0)
+    return Elementwise(tuple(leaf.shape), normalized if index == 1 else None)
 
 
 def _group_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
@@ -271,7 +274,7 @@ def _group_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site |
         centred = groups - node._saved_result1.reshape(node._saved_N, node._saved_group, 1)
         return (centred * node._saved_result2.reshape(node._saved_N, node._saved_group, 1)).view(x.shape)
 
-    return _on_channels(node._saved_input.dim() - 2, leaf, normalized if index == 1 else lambda: 1.0)
+    return _on_channels(node._saved_input.dim() - 2, leaf, normalized if index == 1 else None)
 
 
 def _addition(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
@@ -285,10 +288,10 @@ def _multiplication(node: Any, index: int, leaf: Tensor, transposed: bool) -> Si
 
 
 def _added(leaf: Tensor, transposed: bool, scale: float) -> Site | None:
-    return None if transposed else Elementwise(tuple(leaf.shape), lambda: scale)
+    return None if transposed else Elementwise(tuple(leaf.shape), None if scale == 1 else lambda: scale)
 
 
-def _on_channels(spatial: int, leaf: Tensor, factor: Callable[[], Tensor | float]) -> Site:
+def _on_channels(spatial: int, leaf: Tensor, factor: Callable[[], Tensor | float] | None) -> Site:
     return Elementwise((len(leaf), *[1] * spatial), factor)
 
 

@@ -122,7 +122,7 @@ def empirical_ntk(
         outputs: ``"full"``: K (nk, nk); ``"trace"``: (1/k) Σ_h K_hh (n, n); ``"sum"``: the kernel of Σ_h f_h (n, n).
             λ_min of the last two can be positive where that of K is not.
         batch_stats: whether BatchNorm uses the statistics of the batch, which is then x as a whole. Samples see each
-            other, the derivative goes through the batch, and it takes nk backward passes. ``None``: as the model is set.
+            other, the derivative goes through the batch, and it takes nk backward passes. ``None``: as it is set.
         dtype: of the products. ``None``: that of the model, and once more in float64 if λ_min comes near its floor.
         layers: also keep the parts of every layer, each as large as the kernel.
 
@@ -192,7 +192,8 @@ def _count(x: Any, asked: int | None) -> _Batch:
     tensors = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor) and leaf.dim() > 0]
     if not tensors:
         raise TypeError(
-            f"Expected an input tensor with the samples in front, or a list or dict of such, but got {type(x).__name__}."
+            "Expected an input tensor with the samples in front, or a list or dict of such, but got "
+            f"{type(x).__name__}."
         )
     n = len(tensors[0])
     if n == 0:
