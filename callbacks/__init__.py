@@ -4,7 +4,16 @@ from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalue
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNorm
 from lightning_normtheory.callbacks.norm_theory import NormTheory
+from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalue
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatio
 
-__all__ = ["DiagnosticCallback", "HessianTopEigenvalue", "MinWeightNorm", "NormTheory", "Probe", "RSCRatio"]
+__all__ = [
+    "DiagnosticCallback",
+    "HessianTopEigenvalue",
+    "MinWeightNorm",
+    "NTKLeastEigenvalue",
+    "NormTheory",
+    "Probe",
+    "RSCRatio",
+]

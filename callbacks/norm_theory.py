@@ -6,17 +6,20 @@ from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalueDiagnostic, hessian_settings
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
+from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
 from lightning_normtheory.callbacks.view import BatchFunction
 from lightning_normtheory.hessian import Memory
+from lightning_normtheory.tangent_kernel import Outputs
 from lightning_normtheory.top_eigenvalue import Method
 
 __all__ = ["NormTheory"]
 
 
 class NormTheory(DiagnosticCallback):
-    """Logs all that `MinWeightNorm`, `RSCRatio` and `HessianTopEigenvalue` log, with what they share computed once.
+    """Logs all that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue` and `NTKLeastEigenvalue` log, with what they
+    share computed once.
 
     A diagnostic that does not apply to the model (the weight norms of a model without normalised layers) is left out,
     and a warning at fit start says so. The arguments that are not listed are those of `DiagnosticCallback`.
@@ -26,6 +29,8 @@ class NormTheory(DiagnosticCallback):
         hessian_tol: the relative residual at which it stops.
         max_hvps: the number of Hessian-vector products after which it stops in any case.
         memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it anew for each.
+        ntk_samples: on how many samples of the probe the tangent kernel is measured, as in `NTKLeastEigenvalue`.
+        ntk_outputs: the kernel of all outputs, ``"full"``, its average ``"trace"``, or that of their ``"sum"``.
 
     Example:
         >>> import pytorch_lightning as pl
@@ -48,6 +53,8 @@ class NormTheory(DiagnosticCallback):
         hessian_tol: float = 1e-2,
         max_hvps: int = 100,
         memory: Memory = "high",
+        ntk_samples: int = 128,
+        ntk_outputs: Outputs = "trace",
     ) -> None:
         self._hessian: dict[str, Any] = {
             "method": hessian_method,
@@ -55,10 +62,16 @@ class NormTheory(DiagnosticCallback):
             "max_hvps": max_hvps,
             "memory": memory,
         }
+        self._ntk: dict[str, Any] = {"samples": ntk_samples, "outputs": ntk_outputs}
         super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
 
     def make_diagnostics(self) -> list[Diagnostic]:
-        return [MinWeightNormDiagnostic(), RSCRatioDiagnostic(), HessianTopEigenvalueDiagnostic(**self._hessian)]
+        return [
+            MinWeightNormDiagnostic(),
+            RSCRatioDiagnostic(),
+            HessianTopEigenvalueDiagnostic(**self._hessian),
+            NTKLeastEigenvalueDiagnostic(**self._ntk),
+        ]
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **hessian_settings(self._hessian)}
+        return {**super().settings(), **hessian_settings(self._hessian), **ntk_settings(self._ntk)}

@@ -16,17 +16,22 @@ from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, describe
 from lightning_normtheory.callbacks.rsc_metric import RSCMetric
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian, Memory
-from lightning_normtheory.inputs import require_graph, some_samples, trainable_parameters
+from lightning_normtheory.infinite_width import DGMForm, dgm_form
+from lightning_normtheory.inputs import has_samples, require_graph, some_samples, trainable_parameters
+from lightning_normtheory.kernel_rank import fingerprint
 from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.predictor_hessian import predictor_hessian
 from lightning_normtheory.rsc import RSC, flat_gradient
 from lightning_normtheory.snapshot import Snapshot
+from lightning_normtheory.tangent_kernel import Outputs, TangentKernel, tangent_kernel_of_batches
 from lightning_normtheory.untouched import untouched
 
 __all__ = ["BatchFunction", "FailedElsewhereError", "View", "default_predict", "training_step_loss"]
 
 T = TypeVar("T")
 BatchFunction = Callable[[Any, Any], Tensor]
+# A matrix for each layer: no more than this.
+_SAMPLES_WITH_LAYERS = 512
 _RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a tensor (samples, outputs)"}
 
 
@@ -59,6 +64,8 @@ class View:
         self.trainer = trainer
         self.model = pl_module
         self._batches = probe.batches(trainer.global_rank, trainer.world_size)
+        self._all_batches = probe.batches(0, 1)
+        self._kernels: dict[tuple[int, Outputs], TangentKernel] = {}
         self._loss = loss
         self._predict = predict or default_predict
         self._batch_stats = batch_stats
@@ -112,11 +119,64 @@ class View:
             finally:
                 hessian.release()
 
+    def tangent_kernel(self, samples: int, outputs: Outputs) -> TangentKernel:
+        """Of the first samples of the probe. Every process computes all of it: a kernel is about pairs of samples."""
+        key = (samples, outputs)
+        if key not in self._kernels:
+            with self._measuring():
+                self._kernels[key] = tangent_kernel_of_batches(
+                    _Predictor(self.model, self._predict),
+                    [(self._on_device(batch), batch.samples, asked) for batch, asked in self._first(samples)],
+                    outputs=outputs,
+                    batch_stats=self._independent_stats,
+                    layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
+                )
+        return self._kernels[key]
+
+    def targets(self, samples: int) -> Tensor | None:
+        """The labels of the first samples of the probe, where its batches are pairs of tensors."""
+        found = []
+        for batch, asked in self._first(samples):
+            data = batch.data
+            if not isinstance(data, (tuple, list)) or len(data) < 2 or not has_samples(data[1], batch.samples):
+                return None
+            found.append(data[1][:asked])
+        return torch.cat(found) if len({y.shape[1:] for y in found}) == 1 else None
+
+    def dgm_form(self, samples: int) -> DGMForm | str:
+        """The constants of DGM's theorems on the first samples of the probe, or why there are none."""
+        inputs, outputs = [], []
+        with self._measuring(), torch.no_grad():
+            for batch, asked in self._first(samples):
+                data = self._on_device(batch)
+                x = data[0] if isinstance(data, (tuple, list)) else data
+                if not has_samples(x, batch.samples):
+                    return "its batches do not begin with the input"
+                inputs.append(x[:asked].flatten(1))
+                outputs.append(self._predict_on(batch)[:asked].reshape(asked, -1))
+            if len({x.shape[1:] for x in inputs}) != 1 or outputs[0].shape[1] != 1:
+                return "it has not one output"
+            return dgm_form(self.model, torch.cat(inputs), torch.cat(outputs))
+
+    def fingerprint(self, samples: int) -> int:
+        """Of the first samples of the probe: other samples have another."""
+        return fingerprint((batch.data, batch.samples) for batch, _ in self._first(samples))
+
+    def _first(self, samples: int) -> list[tuple[ProbeBatch, int]]:
+        """The batches that hold the first samples of the probe, and how many of them each."""
+        return [
+            (batch, min(batch.samples, samples - batch.first)) for batch in self._all_batches if batch.first < samples
+        ]
+
+    @property
+    def _independent_stats(self) -> bool | None:
+        """Where samples shall be independent: running statistics, wherever there are any."""
+        tracked = all(layer.running_mean is not None for layer in batch_norm_layers(self.model).values())
+        return self._batch_stats if self._batch_stats is not None or not tracked else False
+
     def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> tuple[float, float]:
         """max_i ‖∇²f(θ; x_i)‖₂ over the first samples of the probe, and its residual."""
-        # Samples must be independent: running statistics, wherever there are any.
-        tracked = all(layer.running_mean is not None for layer in batch_norm_layers(self.model).values())
-        batch_stats = self._batch_stats if self._batch_stats is not None or not tracked else False
+        batch_stats = self._independent_stats
         largest = torch.zeros(2, dtype=torch.float64)
         with self._measuring():
             predictor = _Predictor(self.model, self._predict)

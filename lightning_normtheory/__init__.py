@@ -10,6 +10,8 @@ from lightning_normtheory.batchnorm import batchnorm_factors
 from lightning_normtheory.edge_of_stability import edges_of_stability
 from lightning_normtheory.feeding import Feeding, feeding_layers
 from lightning_normtheory.hessian import hessian_operator, hessian_vector_product
+from lightning_normtheory.infinite_width import infinite_width_kernels
+from lightning_normtheory.kernel_dynamics import kernel_change, label_alignment
 from lightning_normtheory.layers import NormalizedWeight
 from lightning_normtheory.predictor_hessian import predictor_hessian_norm
 from lightning_normtheory.rsc import RSC, rsc_ratio
@@ -33,6 +35,9 @@ __all__ = [
     "hessian_operator",
     "hessian_top_eigenvalue",
     "hessian_vector_product",
+    "infinite_width_kernels",
+    "kernel_change",
+    "label_alignment",
     "min_weight_norm",
     "normalized_layers",
     "predictor_hessian_norm",

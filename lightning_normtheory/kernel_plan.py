@@ -136,7 +136,7 @@ class Network:
 
     def raw(self, leaves: Iterable[Leaf]) -> list[Leaf]:
         """The parameters behind some leaves."""
-        wanted = set()
+        wanted: set[int] = set()
         for leaf in leaves:
             tensors = [leaf.tensor] if leaf.weight_norm is None else [leaf.weight_norm.g, leaf.weight_norm.v]
             wanted.update(map(id, tensors))

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_normtheory.inputs import has_samples, trainable_parameters
 from lightning_normtheory.layers import weight_norm_parameters
 
-__all__ = ["count_distinct", "gradient_dimensions"]
+__all__ = ["count_distinct", "fingerprint", "gradient_dimensions"]
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -37,14 +37,29 @@ def count_distinct(inputs: Iterable[tuple[Any, int]]) -> int:
         >>> count_distinct([(torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]]), 3)])
         2
     """
-    seen: set[int] = set()
-    for x, n in inputs:
-        fingerprints = torch.zeros(n, dtype=torch.int64)
-        for leaf in tree_leaves(x):
-            if has_samples(leaf, n):
-                fingerprints = 1_000_003 * fingerprints + _fingerprints(leaf)
-        seen.update(fingerprints.tolist())
-    return len(seen)
+    return len({each for x, n in inputs for each in _fingerprints_of(x, n)})
+
+
+def fingerprint(inputs: Iterable[tuple[Any, int]]) -> int:
+    """One number for all samples, in their order.
+
+    Example:
+        >>> x = torch.tensor([[1.0], [2.0]])
+        >>> fingerprint([(x, 2)]) == fingerprint([(x[:1], 1), (x[1:], 1)])
+        True
+        >>> fingerprint([(x, 2)]) == fingerprint([(-x, 2)])
+        False
+    """
+    return hash(tuple(each for x, n in inputs for each in _fingerprints_of(x, n)))
+
+
+def _fingerprints_of(x: Any, n: int) -> list[int]:
+    """Of each of n samples."""
+    found = torch.zeros(n, dtype=torch.int64)
+    for leaf in tree_leaves(x):
+        if has_samples(leaf, n):
+            found = 1_000_003 * found + _fingerprints(leaf)
+    return found.tolist()
 
 
 def _fingerprints(x: Tensor) -> Tensor:

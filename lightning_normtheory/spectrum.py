@@ -1,9 +1,11 @@
 """Extreme eigenvalues of a dense symmetric matrix, without a full decomposition where that would be slow."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from lightning_normtheory.eigensolvers import lanczos
+from lightning_normtheory.eigensolvers import Product, lanczos
 
 __all__ = ["largest_eigenvalue", "smallest_eigenvalue"]
 
@@ -59,7 +61,7 @@ def _factor(matrix: Tensor, scale: float) -> tuple[Tensor, float]:
         shift = max(4 * shift, smallest)
 
 
-def _leading(product, like: Tensor) -> float:  # type: ignore[no-untyped-def]
+def _leading(product: Product, like: Tensor) -> float:
     start = torch.randn(len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like.device)
-    options = {"which": "algebraic", "tol": _TOL, "max_products": _MAX_PRODUCTS, "basis": _BASIS}
-    return lanczos(product, start, **options).value
+    options: dict[str, Any] = {"tol": _TOL, "max_products": _MAX_PRODUCTS, "basis": _BASIS}
+    return lanczos(product, start, which="algebraic", **options).value

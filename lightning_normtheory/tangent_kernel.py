@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from lightning_normtheory.inputs import has_samples, some_samples, trainable_parameters
 from lightning_normtheory.kernel_assembly import PARTS, Blocks, Coupled, Independent, Source, assemble
+from lightning_normtheory.kernel_factors import Part
 from lightning_normtheory.kernel_plan import Network, SamplesCoupled, StructureChanged
 from lightning_normtheory.kernel_rank import count_distinct, gradient_dimensions
 from lightning_normtheory.layers import refuse_uninitialized, with_batch_statistics
@@ -44,6 +45,7 @@ class TangentKernel:
         length: the part of their lengths g.
         rest: the part of all other parameters. The three add up to ``kernel``.
         outputs: which kernel it is.
+        number_of_outputs: k.
         dtype: that of the products; sums are in float64.
         parameters: p, the number of trainable entries.
         rank_limit: what the rank cannot exceed, by the number of parameters and by samples that occur twice.
@@ -57,6 +59,7 @@ class TangentKernel:
     length: Tensor = field(repr=False)
     rest: Tensor = field(repr=False)
     outputs: Outputs
+    number_of_outputs: int
     dtype: torch.dtype
     parameters: int
     rank_limit: int
@@ -88,13 +91,55 @@ class TangentKernel:
         """(tr K)²/‖K‖_F², between 1 and n."""
         return float(self.kernel.trace() ** 2 / self.kernel.square().sum())
 
+    @cached_property
+    def direction_lambda_min(self) -> float:
+        """λ_min of the part of the directions."""
+        return smallest_eigenvalue(self.direction, self.lambda_max)
+
+    @cached_property
+    def length_lambda_min(self) -> float:
+        """λ_min of the part of the lengths."""
+        return smallest_eigenvalue(self.length, self.lambda_max)
+
+    @property
+    def crossover(self) -> float:
+        """√(λ_min(K_direction)/λ_min(K_length)): above 1 the directions dominate, below 1 the lengths.
+
+        In DGM's network K_direction falls like 1/α² while K_length stays: this is α*/α, where α* is the α at which the
+        two are equal. An eigenvalue below its floor counts as zero; NaN if both are."""
+        direction, length = (
+            value if value > self.floor else 0.0 for value in (self.direction_lambda_min, self.length_lambda_min)
+        )
+        if length == 0.0:
+            return float("inf") if direction > 0 else float("nan")
+        return float((direction / length) ** 0.5)
+
+    @property
+    def shares(self) -> dict[Part, float]:
+        """What each part contributes to the trace of the kernel."""
+        total = float(self.kernel.trace())
+        parts: dict[Part, Tensor] = {"direction": self.direction, "length": self.length, "rest": self.rest}
+        return {name: float(part.trace()) / total for name, part in parts.items()}
+
+    @property
+    def over_samples(self) -> Tensor:
+        """The kernel as (n, n): that of all outputs, averaged over them."""
+        if self.outputs != "full":
+            return self.kernel
+        k = self.number_of_outputs
+        n = len(self.kernel) // k
+        return self.kernel.view(n, k, n, k).diagonal(dim1=1, dim2=3).mean(-1)
+
     @property
     def deficiency(self) -> str:
         """Why λ_min is zero whatever the parameters are, if it is; else empty."""
         size = len(self.kernel)
         if self.rank_limit >= size:
             return ""
-        return f"The kernel has {size} rows, but its rank is at most {self.rank_limit}"
+        return (
+            f"The kernel has {size} rows, but its rank is at most {self.rank_limit}, by the number of parameters or by"
+            " samples that occur twice"
+        )
 
 
 def relative_floor(size: int, products: torch.dtype) -> float:
@@ -137,8 +182,9 @@ def empirical_ntk(
         >>> found.length, found.direction
         (tensor([[4.]], dtype=torch.float64), tensor([[0.]], dtype=torch.float64))
     """
+    n = _count(x)
     found = tangent_kernel_of_batches(
-        model, [(x, None)], outputs=outputs, batch_stats=batch_stats, dtype=dtype, layers=layers
+        model, [(x, n, n)], outputs=outputs, batch_stats=batch_stats, dtype=dtype, layers=layers
     )
     if found.deficiency:
         warnings.warn(f"{found.deficiency}: λ_min is zero, up to rounding.", stacklevel=2)
@@ -147,7 +193,7 @@ def empirical_ntk(
 
 def tangent_kernel_of_batches(
     model: nn.Module,
-    batches: Sequence[tuple[Any, int | None]],
+    batches: Sequence[tuple[Any, int, int]],
     *,
     outputs: Outputs = "trace",
     batch_stats: bool | None = None,
@@ -157,8 +203,8 @@ def tangent_kernel_of_batches(
     """As `empirical_ntk`, of the samples of several batches, without a warning.
 
     Args:
-        batches: inputs, each with the number of its first samples that are asked for; None: all of them. Statistics
-            are those of each whole batch.
+        batches: inputs, each with the number of samples in it and of those, from the first on, that are asked for.
+            Statistics are those of each whole batch.
     """
     if outputs not in get_args(Outputs):
         raise ValueError(f"Expected outputs to be 'full', 'trace' or 'sum', but got {outputs!r}.")
@@ -166,11 +212,10 @@ def tangent_kernel_of_batches(
         raise ValueError(f"Expected dtype to be torch.float32, torch.float64 or None, but got {dtype!r}.")
     refuse_uninitialized(model)
     trainable_parameters(model)
-    counted = [_count(x, asked) for x, asked in batches]
 
     def measure(dtype: torch.dtype | None) -> TangentKernel:
         with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad():
-            return _measure(model, afresh, counted, outputs, dtype, layers)
+            return _measure(model, afresh, batches, outputs, dtype, layers)
 
     lowest = min((p.dtype for p in model.parameters() if p.requires_grad), key=lambda d: d.itemsize)
     found = measure(torch.float32 if dtype is None and lowest.itemsize < 4 else dtype)
@@ -188,7 +233,7 @@ def tangent_kernel_of_batches(
 _Batch = tuple[Any, int, int]  # input, samples in it, samples asked for
 
 
-def _count(x: Any, asked: int | None) -> _Batch:
+def _count(x: Any) -> int:
     tensors = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor) and leaf.dim() > 0]
     if not tensors:
         raise TypeError(
@@ -198,7 +243,7 @@ def _count(x: Any, asked: int | None) -> _Batch:
     n = len(tensors[0])
     if n == 0:
         raise ValueError("Expected at least one sample, but the input holds none.")
-    return x, n, n if asked is None else min(asked, n)
+    return n
 
 
 def _measure(
@@ -278,8 +323,12 @@ def _form(batch: _Batch) -> list[Any]:
     leaves, structure = tree_flatten(x)
     return [
         structure,
-        *((leaf.shape[1:], leaf.dtype) if has_samples(leaf, n) else id(leaf) for leaf in leaves),
+        *((leaf.shape[1:], leaf.dtype) if has_samples(leaf, n) else _constant(leaf) for leaf in leaves),
     ]
+
+
+def _constant(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, (int, float, str, bytes, type(None))) else id(leaf)
 
 
 def _joined(inputs: Sequence[Any], n: int) -> Any:
@@ -307,12 +356,15 @@ def _result(
         for matrices in blocks.values():
             for matrix in matrices.values():
                 matrix /= source.outputs
-    parts = [_sum([matrices[part] for matrices in blocks.values()]) for part in PARTS]
+    direction, length, rest = (_sum([matrices[part] for matrices in blocks.values()]) for part in PARTS)
     dtypes = [leaf.tensor.dtype for leaf in source.leaves]
     return TangentKernel(
-        parts[0] + parts[1] + parts[2],
-        *parts,
+        direction + length + rest,
+        direction,
+        length,
+        rest,
         outputs=outputs,
+        number_of_outputs=source.outputs,
         dtype=min(dtypes, key=lambda dtype: dtype.itemsize),
         parameters=sum(p.numel() for p in trainable_parameters(model).values()),
         rank_limit=_rank_limit(model, batches, source.outputs, outputs),

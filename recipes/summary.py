@@ -18,10 +18,11 @@ _COLUMNS = {
     "normtheory/mean_predictor_grad_norm_sq": "‖ḡ‖²",
     "normtheory/hessian_lambda_max": "λ_max",
     "normtheory/hessian_edge": "2/η",
+    "normtheory/ntk_lambda_min": "λ_min(K)",
 }
 _CAPTION = (
     "w_min: smallest norm of a weight vector. R = ‖∇L‖²/L on the probe. ḡ: mean gradient of the outputs. "
-    "λ_max: largest eigenvalue of the Hessian, stable below 2/η."
+    "λ_max: largest eigenvalue of the Hessian, stable below 2/η. K: tangent kernel."
 )
 
 

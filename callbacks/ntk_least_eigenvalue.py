@@ -1,0 +1,211 @@
+"""`NTKLeastEigenvalue`: the spectrum of the tangent kernel, its parts of length and direction, and how it moves."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+
+from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.infinite_width import DGMForm
+from lightning_normtheory.kernel_dynamics import kernel_change, label_alignment
+from lightning_normtheory.tangent_kernel import Outputs, TangentKernel
+
+__all__ = ["NTKLeastEigenvalue"]
+
+_LAMBDA = "ntk_lambda_min"
+
+
+class NTKLeastEigenvalueDiagnostic(Diagnostic):
+    """λ_min with its floor, λ_max, the parts of the kernel, and its way since the start of the fit."""
+
+    names: tuple[str, ...] = (
+        _LAMBDA,
+        f"{_LAMBDA}_floor",
+        "ntk_lambda_max",
+        "ntk_condition_number",
+        "ntk_effective_rank",
+        "ntk_seconds",
+    )
+    needs_outputs = True
+
+    def __init__(self, samples: int = 128, outputs: Outputs = "trace") -> None:
+        if type(samples) is not int or samples < 1:
+            raise ValueError(f"Expected the number of samples to be a positive integer, but got {samples!r}.")
+        if outputs not in get_args(Outputs):
+            raise ValueError(f"Expected outputs to be 'full', 'trace' or 'sum', but got {outputs!r}.")
+        self._samples, self._outputs = samples, outputs
+        self._reference: Tensor | None = None
+        self._fingerprint: int | None = None
+        self._change_max = 0.0
+        self._dgm: DGMForm | None = None
+        self._warned = False
+
+    def start(self, view: View) -> None:
+        self._remember(view, view.tangent_kernel(self._samples, self._outputs))
+        form = view.dgm_form(self._samples)
+        self._dgm = form if isinstance(form, DGMForm) else None
+
+    def measure(self, view: View) -> dict[str, float]:
+        begin = time.perf_counter()
+        found = view.tangent_kernel(self._samples, self._outputs)
+        self._warn(found)
+        metrics = {
+            _LAMBDA: found.lambda_min,
+            f"{_LAMBDA}_floor": found.floor,
+            "ntk_lambda_max": found.lambda_max,
+            "ntk_condition_number": found.condition_number,
+            "ntk_effective_rank": found.effective_rank,
+            **_parts(found),
+            **self._since_start(view, found),
+            **self._theorem(found),
+        }
+        targets = view.targets(self._samples)
+        if targets is not None:
+            alignment = label_alignment(found.over_samples, targets)
+            metrics.update({"ntk_label_alignment": alignment} if alignment == alignment else {})
+        metrics["ntk_seconds"] = time.perf_counter() - begin
+        self.names = tuple(metrics)
+        return metrics
+
+    def _remember(self, view: View, found: TangentKernel) -> None:
+        self._reference, self._fingerprint = found.kernel.cpu(), view.fingerprint(self._samples)
+        self._change_max = 0.0
+
+    def _since_start(self, view: View, found: TangentKernel) -> dict[str, float]:
+        if self._reference is None or self._fingerprint != view.fingerprint(self._samples):
+            # Of an iterable dataset, or on other samples than those of the checkpoint, this is the first kernel.
+            self._remember(view, found)
+            return {}
+        change = kernel_change(found.kernel.cpu(), self._reference)
+        self._change_max = max(self._change_max, change)
+        return {"ntk_change": change, "ntk_change_max": self._change_max}
+
+    def _theorem(self, found: TangentKernel) -> dict[str, float]:
+        form = self._dgm
+        if form is None:
+            return {}
+        return {
+            "ntk_alpha": form.alpha,
+            "ntk_lambda_0": form.lambda_0,
+            "ntk_mu_0": form.mu_0,
+            "ntk_threshold": form.threshold,
+            "ntk_threshold_distance": found.lambda_min - form.threshold,
+        }
+
+    def _warn(self, found: TangentKernel) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        if found.deficiency:
+            rank_zero_warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. Measure it on fewer samples.")
+        if found.one_by_one:
+            rank_zero_warn(
+                f"The tangent kernel's part of {len(found.one_by_one)} parameters, the first of them "
+                f"{found.one_by_one[0]!r}, is computed sample by sample: exact, but slow."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "reference": self._reference,
+            "fingerprint": self._fingerprint,
+            "change_max": self._change_max,
+            "dgm": None if self._dgm is None else tuple(self._dgm),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._reference, self._fingerprint = state.get("reference"), state.get("fingerprint")
+        self._change_max = state.get("change_max", 0.0)
+        self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
+
+
+def _parts(found: TangentKernel) -> dict[str, float]:
+    """What WeightNorm's directions and lengths contribute; nothing without one."""
+    shares = found.shares
+    metrics = {}
+    if shares["rest"] < 1:
+        metrics = {f"ntk_{part}_share": share for part, share in shares.items()}
+        metrics["ntk_direction_lambda_min"] = found.direction_lambda_min
+        metrics["ntk_length_lambda_min"] = found.length_lambda_min
+        if found.crossover == found.crossover:
+            metrics["ntk_crossover"] = found.crossover
+    total = float(found.kernel.trace())
+    for layer, parts in found.layers.items():
+        label = layer.removeprefix("module.").replace(".", "_")
+        traces = {part: float(getattr(parts, part).trace()) / total for part in shares}
+        metrics[f"layers/ntk_share__{label}"] = sum(traces.values())
+        if traces["direction"] or traces["length"]:
+            metrics[f"layers/ntk_direction_share__{label}"] = traces["direction"]
+            metrics[f"layers/ntk_length_share__{label}"] = traces["length"]
+    return metrics
+
+
+class NTKLeastEigenvalue(DiagnosticCallback):
+    """Logs the least eigenvalue of the tangent kernel K[(i,h), (j,h')] = ⟨∇f_h(x_i), ∇f_h'(x_j)⟩, exact, on the first
+    samples of the probe, with its split into the directions and lengths of WeightNorm (DGM, Section 3).
+
+    BatchNorm uses its running statistics, so that samples are independent, unless ``batch_stats`` is ``True``; that
+    takes a backward pass for each sample and output.
+
+    Logged after every n-th epoch:
+
+    * ``normtheory/ntk_lambda_min``: λ_min, and ``normtheory/ntk_lambda_min_floor``: what it can be off by. The theory's
+      condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where that is not;
+    * ``normtheory/ntk_lambda_max``, ``normtheory/ntk_condition_number`` (infinite below the floor) and
+      ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²;
+    * ``normtheory/ntk_change``: ‖K − K₀‖_F/‖K₀‖_F against the kernel at fit start, and ``normtheory/ntk_change_max``,
+      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first one measured;
+    * ``normtheory/ntk_label_alignment``: the cosine between the centred kernel and that of the labels, where the batch
+      is a pair (x, y);
+    * with WeightNorm, ``normtheory/ntk_direction_share``, ``…_length_share``, ``…_rest_share``: the parts of the trace;
+      ``normtheory/ntk_direction_lambda_min`` and ``normtheory/ntk_length_lambda_min``; ``normtheory/ntk_crossover`` =
+      √(λ_min(K_direction)/λ_min(K_length)), above 1 where the directions dominate;
+    * for a network of DGM's form, ``normtheory/ntk_alpha``, ``…_lambda_0``, ``…_mu_0`` and
+      ``normtheory/ntk_threshold``: λ₀/(2α²) for α ≤ 1, μ₀/2 for α > 1 (DGM, Theorems 4.1 and 4.2), with
+      ``…_threshold_distance``, negative below;
+    * ``normtheory_layers/ntk_share__LAYER`` and, with WeightNorm, ``…_direction_share__LAYER`` and
+      ``…_length_share__LAYER``: what a layer contributes to the trace, up to 512 samples, not for ``outputs="full"``;
+    * ``normtheory/ntk_seconds``, and ``normtheory/seconds`` for the whole measurement.
+
+    The arguments that are not listed are those of `DiagnosticCallback`.
+
+    Args:
+        samples: how many of the probe's samples, from the first on.
+        outputs: ``"full"``: the kernel of all outputs (nk, nk); ``"trace"``: its average over the outputs (n, n);
+            ``"sum"``: the kernel of their sum (n, n).
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> trainer = pl.Trainer(callbacks=[NTKLeastEigenvalue(samples=64, outputs="full")], logger=False)
+    """
+
+    def __init__(
+        self,
+        probe: int | Probe = 512,
+        every_n_epochs: int = 1,
+        loss: BatchFunction | None = None,
+        predict: BatchFunction | None = None,
+        batch_stats: bool | None = None,
+        prefix: str = "normtheory",
+        on_error: Literal["warn", "raise"] = "warn",
+        *,
+        samples: int = 128,
+        outputs: Outputs = "trace",
+    ) -> None:
+        self._options: dict[str, Any] = {"samples": samples, "outputs": outputs}
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+
+    def make_diagnostics(self) -> list[Diagnostic]:
+        return [NTKLeastEigenvalueDiagnostic(**self._options)]
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **ntk_settings(self._options)}
+
+
+def ntk_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the diagnostic as they are called in a file that also speaks of others."""
+    return {f"ntk_{name}": value for name, value in options.items()}

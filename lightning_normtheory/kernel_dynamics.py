@@ -1,0 +1,45 @@
+"""How a tangent kernel stands to an earlier one and to the labels."""
+
+import math
+
+from torch import Tensor
+
+__all__ = ["kernel_change", "label_alignment"]
+
+
+def kernel_change(kernel: Tensor, reference: Tensor) -> float:
+    """‖K − K₀‖_F/‖K₀‖_F; its maximum over the training is ΔK of LIN, Section C, which is small where training is that
+    of a linear model.
+
+    Example:
+        >>> import torch
+        >>> kernel_change(torch.tensor([[3.0]]), torch.tensor([[2.0]]))
+        0.5
+    """
+    return float((kernel - reference).norm() / reference.norm())
+
+
+def label_alignment(kernel: Tensor, targets: Tensor) -> float:
+    """⟨K_c, (YYᵀ)_c⟩/(‖K_c‖‖(YYᵀ)_c‖), the cosine between the kernel and that of the labels, both centred: A_c = CAC
+    with C = I − 11ᵀ/n. It is 1 where the kernel knows the classes and nothing else, near 0 where it knows nothing of
+    them; NaN if all labels are the same.
+
+    Args:
+        kernel: (n, n).
+        targets: classes (n,), as integers, or values (n, …).
+
+    Example:
+        >>> import torch
+        >>> classes = torch.tensor([0, 0, 1])
+        >>> round(label_alignment((classes[:, None] == classes).double(), classes), 6)
+        1.0
+    """
+    y = targets.to(kernel.device)
+    if y.dim() == 1 and not y.is_floating_point():
+        y = (y[:, None] == y.unique()).to(kernel.dtype)
+    y = y.reshape(len(y), -1).to(kernel.dtype)
+    y = y - y.mean(0)
+    centred = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
+    aligned = float((y * (centred @ y)).sum())
+    scale = float(centred.norm()) * float((y.t() @ y).norm())
+    return aligned / scale if scale > 0 else math.nan
