@@ -266,7 +266,8 @@ def leaf_factors(
         if use.site is None or axis is None:
             return None
         result = weights.result(use.edge.node) if leaf.weight_norm is not None else None
-        collected.append(site_factors(use.site, axis, samples, gradients, folded=folded, result=result))
+        with weights.in_backward():  # asking for what was saved lets a checkpoint run its forward pass again
+            collected.append(site_factors(use.site, axis, samples, gradients, folded=folded, result=result))
     if not collected:
         return None
     factors = join(collected, leaf.tensor.numel())

@@ -195,10 +195,11 @@ def parameter_uses(output: Tensor, leaves: Sequence[Tensor]) -> Iterator[Use]:
         (2, 3) Product
     """
     wanted = {id(leaf) for leaf in leaves}
+    last: Any = output.grad_fn
     for node in nodes(output):
         handed_on = _behind(node, wanted)
         if handed_on is not None:
-            if node is output.grad_fn:  # the output is a parameter, as it is
+            if node is last:  # the output is a parameter, as it is
                 yield Use(handed_on[0], GradientEdge(node, 0), None)
             continue
         for index, (source, _) in enumerate(node.next_functions):

@@ -107,9 +107,10 @@ class TangentKernel:
 
         In DGM's network K_direction falls like 1/α² while K_length stays: this is α*/α, where α* is the α at which the
         two are equal. An eigenvalue below its floor counts as zero; NaN if both are."""
-        direction, length = (
-            value if value > self.floor else 0.0 for value in (self.direction_lambda_min, self.length_lambda_min)
-        )
+        # The part of the directions is a difference of numbers of the size of K, that of the lengths stands for itself.
+        length_floor = relative_floor(len(self.length), self.dtype) * largest_eigenvalue(self.length)
+        direction = self.direction_lambda_min if self.direction_lambda_min > self.floor else 0.0
+        length = self.length_lambda_min if self.length_lambda_min > length_floor else 0.0
         if length == 0.0:
             return float("inf") if direction > 0 else float("nan")
         return float((direction / length) ** 0.5)

@@ -35,7 +35,10 @@ def batches_of(case: Model, loss: str = "square", sizes=SHORT_LAST, dtype=torch.
 
 def prepared(name: str, train: bool) -> nn.Module:
     """With dropout off, as the library measures: the references run the model as it is."""
-    model = MODELS[name].make().train(train)
+    return without_dropout(MODELS[name].make().train(train))
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.eval()

@@ -251,3 +251,32 @@ def dense_rsc(
     grad_norm_sq = float(((loss_gradient / samples) ** 2).sum())
     mean_predictor = float(((predictor_gradient / outputs_seen) ** 2).sum())
     return loss_sum / samples, grad_norm_sq, grad_norm_sq / (loss_sum / samples), mean_predictor
+
+
+def role(name: str) -> str:
+    """Which part of the tangent kernel a parameter belongs to, by the names that PyTorch's WeightNorms give."""
+    if name.endswith(("_v", "original1")):
+        return "direction"
+    return "length" if name.endswith(("_g", "original0")) else "rest"
+
+
+def contract(jacobians: Tensor, outputs: str) -> Tensor:
+    """The kernel of Jacobians (n, k, p): all outputs sample by sample, their average, or that of their sum."""
+    n, k, p = jacobians.shape
+    if outputs == "full":
+        return jacobians.reshape(n * k, p) @ jacobians.reshape(n * k, p).t()
+    if outputs == "trace":
+        return sum(jacobians[:, h] @ jacobians[:, h].t() for h in range(k)) / k
+    return jacobians.sum(1) @ jacobians.sum(1).t()
+
+
+def dense_kernel(model: nn.Module, x: Tensor, outputs: str) -> dict[str, Tensor]:
+    """The tangent kernel and its parts from the full Jacobian, whose columns belong to the parts by their names."""
+    _, jacobians = jacobian(model, x)
+    names = {id(p): name for name, p in model.named_parameters()}
+    roles = [role(names[id(p)]) for p in trainable(model) for _ in range(p.numel())]
+    parts = {"kernel": contract(jacobians, outputs)}
+    for part in ("direction", "length", "rest"):
+        columns = torch.tensor([i for i, each in enumerate(roles) if each == part], dtype=torch.long)
+        parts[part] = contract(jacobians[:, :, columns], outputs)
+    return parts
