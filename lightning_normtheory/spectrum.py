@@ -43,7 +43,7 @@ def smallest_eigenvalue(matrix: Tensor, scale: float) -> float:
     """
     if not bool(torch.isfinite(matrix).all()):
         return float("nan")
-    if len(matrix) <= _DENSE:
+    if len(matrix) <= _DENSE or scale <= 0:
         return float(torch.linalg.eigvalsh(matrix)[0])
     factor, shift = _factor(matrix, scale)
     return 1 / _leading(lambda v: torch.cholesky_solve(v[:, None], factor)[:, 0], matrix) - shift
