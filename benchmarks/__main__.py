@@ -4,22 +4,32 @@ import argparse
 
 from rich.console import Console
 
-from benchmarks import hessian, memory
+from benchmarks import hessian, memory, ntk
 
 
 def main() -> None:
+    cases = list(dict.fromkeys([*hessian.CASES, *ntk.CASES]))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="*", default=["hessian", "memory"], help="hessian, memory; default: all")
     parser.add_argument(
-        "--case", action="append", choices=list(hessian.CASES), help="only these models; default: all but the tiny one"
+        "what", nargs="*", default=["hessian", "ntk", "memory"], help="hessian, ntk, memory; default: all"
+    )
+    parser.add_argument(
+        "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
     )
     parser.add_argument("--runs", type=int, default=5, help="start vectors; the median is shown, and the worst")
     arguments = parser.parse_args()
     console = Console(width=130)
+    chosen = arguments.case or [name for name in cases if name != "tiny"]
     if "hessian" in arguments.what:
-        for name in arguments.case or [name for name in hessian.CASES if name != "tiny"]:
+        for name in (name for name in chosen if name in hessian.CASES):
             console.print(hessian.cost_table(name))
             console.print(hessian.comparison_table(name, arguments.runs))
+    if "ntk" in arguments.what:
+        for name in (name for name in chosen if name in ntk.CASES):
+            console.print(ntk.cost_table(name, arguments.runs))
+        if not arguments.case:
+            console.print(ntk.scaling_table(arguments.runs))
+            console.print(ntk.spectrum_table())
     if "memory" in arguments.what:
         console.print(memory.table())
 

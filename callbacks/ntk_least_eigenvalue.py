@@ -105,8 +105,8 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             rank_zero_warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. Measure it on fewer samples.")
         if found.one_by_one:
             rank_zero_warn(
-                f"The tangent kernel's part of {len(found.one_by_one)} parameters, the first of them "
-                f"{found.one_by_one[0]!r}, is computed sample by sample: exact, but slow."
+                "The tangent kernel is computed sample by sample, exact but slow, in some parameters: "
+                f"{', '.join(found.one_by_one[:3])}{', …' if len(found.one_by_one) > 3 else ''}."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _parts(found: TangentKernel) -> dict[str, float]:
             metrics["ntk_crossover"] = found.crossover
     total = float(found.kernel.trace())
     for layer, parts in found.layers.items():
-        label = layer.removeprefix("module.").replace(".", "_")
+        label = layer.replace(".", "_")
         traces = {part: float(getattr(parts, part).trace()) / total for part in shares}
         metrics[f"layers/ntk_share__{label}"] = sum(traces.values())
         if traces["direction"] or traces["length"]:

@@ -1,6 +1,7 @@
 """What a diagnostic sees of a run: the model, its loss and predictor, and the probe."""
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -124,13 +125,18 @@ class View:
         key = (samples, outputs)
         if key not in self._kernels:
             with self._measuring():
-                self._kernels[key] = tangent_kernel_of_batches(
+                found = tangent_kernel_of_batches(
                     _Predictor(self.model, self._predict),
                     [(self._on_device(batch), batch.samples, asked) for batch, asked in self._first(samples)],
                     outputs=outputs,
                     batch_stats=self._independent_stats,
                     layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
                 )
+            self._kernels[key] = dataclasses.replace(
+                found,
+                one_by_one=tuple(name.removeprefix("module.") for name in found.one_by_one),
+                layers={name.removeprefix("module."): parts for name, parts in found.layers.items()},
+            )
         return self._kernels[key]
 
     def targets(self, samples: int) -> Tensor | None:

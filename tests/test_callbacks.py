@@ -17,19 +17,54 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory import min_weight_norm, rsc_ratio
-from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, RSCRatio, record
+from lightning_normtheory.callbacks import (
+    HessianTopEigenvalue,
+    MinWeightNorm,
+    NormTheory,
+    NTKLeastEigenvalue,
+    RSCRatio,
+    record,
+)
 
 from lit import Classifier, loader, nets, rows, tensors, trainer
 
 RSC_NAMES = {"rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio"}
 HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converged", "_hvps", "_seconds")}
 HESSIAN_NAMES |= {"hessian_edge", "hessian_edge_distance"}
-ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NormTheory]
+NTK_NAMES = {
+    f"ntk_{name}"
+    for name in [
+        "lambda_min",
+        "lambda_min_floor",
+        "lambda_max",
+        "condition_number",
+        "effective_rank",
+        "change",
+        "change_max",
+        "label_alignment",
+        "seconds",
+    ]
+}
+NTK_PARTS = {
+    f"ntk_{name}"
+    for name in [
+        "direction_share",
+        "length_share",
+        "rest_share",
+        "direction_lambda_min",
+        "length_lambda_min",
+        "crossover",
+    ]
+}
+# Below the floor the least eigenvalue is rounding of either sign, and what is divided by it infinite.
+NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover")
+ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NTKLeastEigenvalue, NormTheory]
 NAMES = {
     MinWeightNorm: {"min_weight_norm"},
     RSCRatio: RSC_NAMES,
     HessianTopEigenvalue: HESSIAN_NAMES,
-    NormTheory: {"min_weight_norm", *RSC_NAMES, *HESSIAN_NAMES},
+    NTKLeastEigenvalue: NTK_NAMES,
+    NormTheory: {"min_weight_norm", *RSC_NAMES, *HESSIAN_NAMES, *NTK_NAMES},
 }
 
 
@@ -83,9 +118,13 @@ def test_works_without_arguments(callback, model):
         names = {name.split("/")[1] for name in row if name.startswith("normtheory/")}
         with_momentum = {"hessian_stability_limit", "hessian_stability_limit_distance"}
         has_limit = model == "resnet18" and "hessian_edge" in NAMES[callback]
-        assert names == {"seconds"} | NAMES[callback] | (with_momentum if has_limit else set())
-        assert all(math.isfinite(value) and (value >= 0 or "distance" in name) for name, value in row.items())
-    layers = [name for name in measured[1] if name.startswith("normtheory_layers/")]
+        has_parts = model == "wn mlp" and "ntk_change" in NAMES[callback]
+        expected = {"seconds"} | NAMES[callback] | (with_momentum if has_limit else set())
+        assert names - {"ntk_crossover"} == (expected | (NTK_PARTS if has_parts else set())) - {"ntk_crossover"}
+        assert not any(math.isnan(value) for value in row.values())
+        ordinary = {name: value for name, value in row.items() if not name.endswith(NEAR_ZERO)}
+        assert all(math.isfinite(value) and value >= 0 for value in ordinary.values())
+    layers = [name for name in measured[1] if name.startswith("normtheory_layers/weight_norm")]
     expected = 20 if model == "resnet18" else 1
     assert len(layers) == (expected if callback in (MinWeightNorm, NormTheory) else 0)
 
@@ -97,7 +136,7 @@ def test_dict_batches_with_functions_of_the_user(callback):
         "loss": lambda module, batch: nn.functional.cross_entropy(module(batch["image"]), batch["label"]),
     }
     trainer([callback(on_error="raise", **functions)], max_epochs=1).fit(DictBatches("bn"), loader(collate_fn=dicts))
-    assert all(math.isfinite(value) for value in rows()[0].values())
+    assert not any(math.isnan(value) for value in rows()[0].values())
 
 
 @pytest.mark.parametrize("net", nets())
