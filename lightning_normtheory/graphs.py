@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = ["nodes", "refuse_reentrant_checkpoints"]
+__all__ = ["leaves", "nodes", "refuse_reentrant_checkpoints"]
 
 
 def nodes(value: Tensor) -> Iterator[Any]:
@@ -26,6 +26,21 @@ def nodes(value: Tensor) -> Iterator[Any]:
             seen.add(node)
             yield node
             stack.extend(following for following, _ in node.next_functions)
+
+
+def leaves(value: Tensor) -> Iterator[Tensor]:
+    """Every tensor in which a value can be differentiated.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(1, requires_grad=True)
+        >>> [leaf is x for leaf in leaves((x * x).exp())]
+        [True]
+    """
+    for node in nodes(value):
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            yield variable
 
 
 def refuse_reentrant_checkpoints(value: Tensor) -> None:

@@ -21,7 +21,7 @@ from lightning_normtheory.kernel_plan import (
 )
 from lightning_normtheory.parameter_uses import Use
 
-__all__ = ["PARTS", "Blocks", "Coupled", "Independent", "Source", "assemble"]
+__all__ = ["PARTS", "Blocks", "Coupled", "Independent", "Source", "assemble", "few_samples"]
 
 PARTS: tuple[Part, ...] = ("direction", "length", "rest")
 # What the gradients of the samples that are handled at once may take, and beside them what autograd keeps of the
@@ -65,7 +65,7 @@ class Independent:
     def __init__(self, network: Network, groups: Sequence[tuple[Any, int]], *, structured: bool) -> None:
         self.network, self._groups = network, groups
         self.sizes = [samples for _, samples in groups]
-        self._plans = [make_plan(network, *_few(*group), structured=structured) for group in groups]
+        self._plans = [make_plan(network, *few_samples(*group), structured=structured) for group in groups]
         self.outputs = self._plans[0].outputs.shape[1]
         one_by_one = [leaf for plan in self._plans for leaf in plan.one_by_one]
         # What one group lacks the structure for is taken one by one in all.
@@ -103,7 +103,7 @@ class Independent:
         return found
 
 
-def _few(x: Any, samples: int) -> tuple[Any, int]:
+def few_samples(x: Any, samples: int) -> tuple[Any, int]:
     few = min(samples, _FEW)
     return some_samples(x, samples, slice(few)), few
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from lightning_normtheory.inputs import has_samples, some_samples, trainable_parameters
-from lightning_normtheory.kernel_assembly import PARTS, Blocks, Coupled, Independent, Source, assemble
+from lightning_normtheory.kernel_assembly import PARTS, Blocks, Coupled, Independent, Source, assemble, few_samples
 from lightning_normtheory.kernel_factors import Part
 from lightning_normtheory.kernel_plan import Network, SamplesCoupled, StructureChanged
 from lightning_normtheory.kernel_rank import count_distinct, gradient_dimensions
 from lightning_normtheory.layers import refuse_uninitialized, with_batch_statistics
+from lightning_normtheory.precision import Converted
 from lightning_normtheory.spectrum import largest_eigenvalue, smallest_eigenvalue
 from lightning_normtheory.untouched import untouched
 
@@ -255,15 +256,20 @@ def _measure(
     dtype: torch.dtype | None,
     layers: bool,
 ) -> TangentKernel:
+    converted = None if dtype is None else Converted(model, dtype)
+
     def begin() -> None:
         afresh()
-        if dtype is not None:
-            model.to(dtype)
+        if converted is not None:
+            converted.apply()
 
     begin()
     if dtype is not None:
-        batches = [(_converted(x, dtype), n, asked) for x, n, asked in batches]
+        batches = [(_in_dtype(x, dtype), n, asked) for x, n, asked in batches]
     network = Network(model, trainable_parameters(model), begin)
+    if converted is not None:
+        x, n, _ = batches[0]
+        converted.check(network(*few_samples(x, n)))
 
     def kernel_of(source: Source) -> Blocks:
         like = network.parameters[0].tensor
@@ -341,7 +347,7 @@ def _joined(inputs: Sequence[Any], n: int) -> Any:
     return tree_unflatten(joined, structure)
 
 
-def _converted(x: Any, dtype: torch.dtype) -> Any:
+def _in_dtype(x: Any, dtype: torch.dtype) -> Any:
     return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, x)
 
 

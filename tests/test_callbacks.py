@@ -31,31 +31,10 @@ from lit import Classifier, loader, nets, rows, tensors, trainer
 RSC_NAMES = {"rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio"}
 HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converged", "_hvps", "_seconds")}
 HESSIAN_NAMES |= {"hessian_edge", "hessian_edge_distance"}
-NTK_NAMES = {
-    f"ntk_{name}"
-    for name in [
-        "lambda_min",
-        "lambda_min_floor",
-        "lambda_max",
-        "condition_number",
-        "effective_rank",
-        "change",
-        "change_max",
-        "label_alignment",
-        "seconds",
-    ]
-}
-NTK_PARTS = {
-    f"ntk_{name}"
-    for name in [
-        "direction_share",
-        "length_share",
-        "rest_share",
-        "direction_lambda_min",
-        "length_lambda_min",
-        "crossover",
-    ]
-}
+NTK_NAMES = {"ntk_lambda_min", "ntk_lambda_min_floor", "ntk_lambda_max", "ntk_condition_number", "ntk_effective_rank"}
+NTK_NAMES |= {"ntk_change", "ntk_change_max", "ntk_label_alignment", "ntk_seconds"}
+NTK_PARTS = {f"ntk_{part}_share" for part in ("direction", "length", "rest")}
+NTK_PARTS |= {"ntk_direction_lambda_min", "ntk_length_lambda_min", "ntk_crossover"}
 # Below the floor the least eigenvalue is rounding of either sign, and what is divided by it infinite.
 NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover")
 ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NTKLeastEigenvalue, NormTheory]

@@ -85,7 +85,7 @@ def test_lightnings_options_are_there(tmp_path):
     code, out, err = run("run", "quickstart", *options, cwd=tmp_path)
     assert code == 0, err
     assert not list(tmp_path.rglob("*.wandb"))
-    assert len([name for name in rows(tmp_path)[0] if "layers" in name]) == 3
+    assert len([name for name in rows(tmp_path)[0] if "layers/weight_norm" in name]) == 3
     code, out, _ = run("run", "quickstart", "--help", cwd=tmp_path)
     assert code == 0
     assert "--trainer.max_epochs" in out

@@ -214,6 +214,26 @@ def test_a_model_that_cannot_run_in_double_precision_keeps_its_floor():
     assert found.dtype == torch.float32
 
 
+def test_a_parameter_in_an_unknown_place_is_not_overlooked():
+    """It would not be lent in float64, and its part of the kernel would be missing."""
+
+    class Hidden(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4, generator=torch.Generator().manual_seed(0)))
+            self.others = [self.weight]
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x * self.others[0])
+
+    with pytest.raises(RuntimeError, match="keeps outside of its modules"):
+        empirical_ntk(Hidden(), near_duplicates(1.0), dtype=torch.float64)
+    with pytest.warns(UserWarning, match="could not be repeated in float64"):
+        found = empirical_ntk(Hidden(), near_duplicates(1e-4)[[0, 1, 6]])
+    assert found.dtype == torch.float32
+
+
 # --- Spectrum ---------------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +376,10 @@ def test_the_model_is_as_it_was(name, dtype):
     waiting = (model(x) - y).square().mean()  # a graph of the user's, for which the backward pass comes later
     before = {key: (value.clone(), value.data_ptr()) for key, value in model.state_dict(keep_vars=True).items()}
     random = torch.get_rng_state()
+    exchanged = []  # as a strategy for several processes hooks itself in
+    accumulators = [p.expand_as(p).grad_fn.next_functions[0][0] for p in model.parameters()]
+    for accumulator in accumulators:
+        accumulator.register_hook(lambda *_: exchanged.append(1))
     empirical_ntk(model, x, batch_stats=False, dtype=dtype)
     for key, value in model.state_dict(keep_vars=True).items():
         assert torch.equal(value, before[key][0])
@@ -363,6 +387,8 @@ def test_the_model_is_as_it_was(name, dtype):
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
     waiting.backward()
+    (model(x) - y).square().mean().backward()
+    assert len(exchanged) == 2 * len(accumulators)
     assert all(module.training for module in model.modules())
 
 

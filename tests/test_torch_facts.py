@@ -193,3 +193,18 @@ def test_setting_requires_grad_leaves_the_gradient_in_place():
     before = layer.weight.detach().clone()
     torch.optim.SGD(layer.parameters(), lr=1.0).step()
     assert not torch.equal(layer.weight, before)
+
+
+def test_data_of_another_dtype_makes_a_parameter_forget_its_gradient_hooks():
+    """Why a model is never converted in place while it is measured: DistributedDataParallel would stop working."""
+    p = nn.Parameter(torch.ones(1))
+    seen = []
+    accumulator = p.expand_as(p).grad_fn.next_functions[0][0]
+    accumulator.register_hook(lambda *_: seen.append(1))
+    (2 * p).sum().backward()
+    assert seen == [1]
+    original = p.data
+    p.data = p.data.double()
+    p.data = original
+    (2 * p).sum().backward()
+    assert seen == [1]  # not a second time
