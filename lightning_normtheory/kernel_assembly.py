@@ -254,7 +254,10 @@ def _add_block(
         add_parts(out, leaf.part, mine, others, weight_norm=leaf.weight_norm)
 
 
-def _mirror(matrix: Tensor) -> None:
+def _mirror(matrix: Tensor, tile: int = 128) -> None:
     """Fill in what lies below the diagonal."""
-    matrix.triu_()
-    matrix += matrix.triu(1).t()
+    for begin in range(0, len(matrix), tile):
+        rows, behind = slice(begin, begin + tile), slice(begin + tile, None)
+        diagonal = matrix[rows, rows].triu()
+        matrix[rows, rows] = diagonal + diagonal.triu(1).t()
+        matrix[behind, rows] = matrix[rows, behind].t()

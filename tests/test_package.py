@@ -90,6 +90,15 @@ def test_examples_in_the_readme_run(tmp_path):
     assert list(tmp_path.rglob("normtheory.jsonl"))
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_examples_in_the_documentation_run(page, tmp_path):
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+
+
 def test_all_metadata_is_in_setup_cfg():
     assert "[project]" not in (ROOT / "pyproject.toml").read_text()
     config = configparser.ConfigParser()
