@@ -8,11 +8,9 @@ from torch import Tensor
 
 from lightning_normtheory.inputs import some_samples
 from lightning_normtheory.kernel_factors import Gradients, LeafFactors, Part, add_parts
+from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
 from lightning_normtheory.kernel_plan import (
-    Leaf,
-    Network,
     Plan,
-    RecordingWeights,
     SamplesCoupled,
     StructureChanged,
     backward,

@@ -1,26 +1,19 @@
 """How the gradients of each parameter will be had: from the structure of its layer, or one sample after the other."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_normtheory.effective_weights import DifferentiatedInside, EffectiveWeights, WeightNormMap
-from lightning_normtheory.graphs import refuse_reentrant_checkpoints
-from lightning_normtheory.inputs import count_samples, require_graph
-from lightning_normtheory.kernel_factors import LeafFactors, Part, Result, Weight, add_parts, join, site_factors
-from lightning_normtheory.layers import public_name, weight_norm_parameters
+from lightning_normtheory.kernel_factors import LeafFactors, Part, Weight, add_parts, join, site_factors
+from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
 from lightning_normtheory.parameter_uses import Use, parameter_uses
 from lightning_normtheory.sample_axis import SampleAxis, find_sample_axis
 
-__all__ = ["Leaf", "Network", "Plan", "SamplesCoupled", "StructureChanged", "backward", "leaf_factors", "make_plan"]
-
-
-_LAYERS = {nn.functional.linear, nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d}
-_Clone = type(torch.ones(1, requires_grad=True).clone().grad_fn)
+__all__ = ["Plan", "SamplesCoupled", "StructureChanged", "backward", "leaf_factors", "make_plan"]
 
 
 class StructureChanged(Exception):  # no error: a request to do without
@@ -31,140 +24,17 @@ class SamplesCoupled(Exception):  # no error: a request to go through the whole 
     """Samples have other outputs together than by themselves."""
 
 
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """A tensor in which gradients are taken: a parameter, or a weight under WeightNorm."""
-
-    name: str
-    layer: str
-    part: Part
-    tensor: Tensor
-    weight_norm: WeightNormMap | None = None
-
-
-class RecordingWeights(EffectiveWeights):
-    """Also keeps what layers under WeightNorm have made of their input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._results: dict[Any, tuple[Tensor, int, Tensor | None]] = {}
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs)
-        # Of the weights that layers are called with, only ours are clones.
-        if func in _LAYERS and len(args) > 1 and isinstance(args[1].grad_fn, _Clone) and result.grad_fn is not None:
-            node, values = result.grad_fn, result.detach()
-            if node.name() in ("ViewBackward0", "UnsafeViewBackward0"):  # a Linear on sequences is one on rows
-                node, values = node.next_functions[0][0], values.flatten(0, -2)
-            self._results[node] = values, values._version, args[2] if len(args) > 2 else None
-        return result
-
-    def forget(self) -> None:
-        self._results.clear()
-
-    def result(self, node: Any) -> Result | None:
-        """Of the layer with this node in the graph, unless it has been changed in place since."""
-        values, version, bias = self._results.get(node, (None, 0, None))
-        if values is None or values._version != version:
-            return None
-        if bias is None:
-            return Result(values, values.new_zeros(1))
-        return Result(values - bias.view(-1, *[1] * (values.dim() - 2)), bias)
-
-
-class Network:
-    """f, with the parameters in which it is differentiated.
-
-    Args:
-        afresh: gives the model the state that every forward pass begins with.
-    """
-
-    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], afresh: Callable[[], None]) -> None:
-        self.model = model
-        self.weights = RecordingWeights()
-        roles = _roles(model)
-        self.parameters = [_leaf(name, p, roles) for name, p in parameters.items()]
-        self._leaves = {id(leaf.tensor): leaf for leaf in self.parameters}
-        self._afresh = afresh
-
-    def __call__(self, x: Any, samples: int) -> Tensor:
-        """The outputs (samples, k) with their graph; the parameters themselves are its leaves.
-
-        Raises:
-            TypeError: if they are no real tensor with the samples in front.
-            ValueError: if there is another number of them, or no graph.
-        """
-        self._afresh()
-        output = self.model(x)
-        count_samples(output)
-        if not output.is_floating_point():
-            raise TypeError(f"Expected floating-point outputs, but the model returns {output.dtype}.")
-        if len(output) != samples or output.numel() == 0:
-            raise ValueError(
-                f"Expected the model to return (samples, outputs), a row for each of {samples} samples, but got shape"
-                f" {tuple(output.shape)}. Wrap the model in a module whose forward() gives them that form."
-            )
-        require_graph(output, "an output")
-        refuse_reentrant_checkpoints(output)
-        return output.reshape(samples, -1)
-
-    def with_leaves(self, x: Any, samples: int) -> Tensor:
-        """The same, with weights under WeightNorm as leaves."""
-        self.weights.forget()
-        try:
-            with self.weights, self.weights.in_backward():
-                return self(x, samples)
-        except DifferentiatedInside:
-            self.compose()
-        return self.with_leaves(x, samples)
-
-    def compose(self) -> None:
-        """From now on, have g and v in the graph and not the weights that they make."""
-        self.weights.composed = True
-        self.weights.maps.clear()
-        self._leaves = {id(leaf.tensor): leaf for leaf in self.parameters}
-
-    def leaves(self) -> list[Leaf]:
-        """Of what `with_leaves` has given so far."""
-        for each in self.weights.maps.values():
-            if id(each.w) not in self._leaves:
-                owner = self._leaves.get(id(each.v)) or self._leaves[id(each.g)]
-                self._leaves[id(each.w)] = Leaf(owner.name, owner.layer, owner.part, each.w, each)
-        return list(self._leaves.values())
-
-    def raw(self, leaves: Iterable[Leaf]) -> list[Leaf]:
-        """The parameters behind some leaves."""
-        wanted: set[int] = set()
-        for leaf in leaves:
-            tensors = [leaf.tensor] if leaf.weight_norm is None else [leaf.weight_norm.g, leaf.weight_norm.v]
-            wanted.update(map(id, tensors))
-        return [leaf for leaf in self.parameters if id(leaf.tensor) in wanted]
-
-
-def _roles(model: nn.Module) -> dict[int, Part]:
-    roles: dict[int, Part] = {}
-    for module in model.modules():
-        for _, g, v in weight_norm_parameters(module):
-            roles.update({id(g): "length", id(v): "direction"})
-    return roles
-
-
-def _leaf(name: str, parameter: Tensor, roles: dict[int, Part]) -> Leaf:
-    owner = name.rpartition(".")[0].partition("parametrizations")[0].rstrip(".")
-    return Leaf(name, public_name(owner), roles.get(id(parameter), "rest"), parameter)
-
-
 @dataclass
 class Plan:
-    """Attributes:
-    graph: what the uses of the parameters look like, to recognise them.
-    axes: where the samples are, for each use.
-    structured: leaves with the uses that they have.
-    one_by_one: parameters whose gradients are taken sample by sample.
-    entries: the size of the gradients at all uses, per sample and output.
-    outputs: of the few samples that were looked at, by themselves.
+    """What is known of a network's parameters.
+
+    Attributes:
+        graph: what the uses of the parameters look like, to recognise them.
+        axes: where the samples are, for each use.
+        structured: leaves with the uses that they have.
+        one_by_one: parameters whose gradients are taken sample by sample.
+        entries: the size of the gradients at all uses, per sample and output.
+        outputs: of the few samples that were looked at, by themselves.
     """
 
     graph: list[str] = field(default_factory=list)

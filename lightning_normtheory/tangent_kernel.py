@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from lightning_normtheory.inputs import has_samples, some_samples, trainable_parameters
 from lightning_normtheory.kernel_assembly import PARTS, Blocks, Coupled, Independent, Source, assemble, few_samples
 from lightning_normtheory.kernel_factors import Part
-from lightning_normtheory.kernel_plan import Network, SamplesCoupled, StructureChanged
+from lightning_normtheory.kernel_network import Network
+from lightning_normtheory.kernel_plan import SamplesCoupled, StructureChanged
 from lightning_normtheory.kernel_rank import count_distinct, gradient_dimensions
 from lightning_normtheory.layers import refuse_uninitialized, with_batch_statistics
 from lightning_normtheory.precision import Converted
