@@ -10,9 +10,9 @@ from lightning_normtheory.callbacks import record
 __all__ = ["epoch_table"]
 
 _COLUMNS = {
-    "train_loss": "train loss",
-    "val_loss": "val loss",
-    "val_accuracy": "val acc",
+    "train_loss": "train",
+    "val_loss": "val",
+    "val_accuracy": "acc",
     "normtheory/min_weight_norm": "w_min",
     "normtheory/rsc_ratio": "R",
     "normtheory/mean_predictor_grad_norm_sq": "‖ḡ‖²",
@@ -21,8 +21,8 @@ _COLUMNS = {
     "normtheory/ntk_lambda_min": "λ_min(K)",
 }
 _CAPTION = (
-    "w_min: smallest norm of a weight vector. R = ‖∇L‖²/L on the probe. ḡ: mean gradient of the outputs. "
-    "λ_max: largest eigenvalue of the Hessian, stable below 2/η. K: tangent kernel."
+    "train, val: mean losses; acc: accuracy on the validation set. w_min: smallest norm of a weight vector. R = ‖∇L‖²/L on the probe. ḡ: mean gradient of the outputs. "
+    "λ_max: largest eigenvalue of the Hessian, stable below 2/η. K: tangent kernel, positive definite if λ_min(K) > 0."
 )
 
 
