@@ -21,8 +21,9 @@ _COLUMNS = {
     "normtheory/ntk_lambda_min": "λ_min(K)",
 }
 _CAPTION = (
-    "train, val: mean losses; acc: accuracy on the validation set. w_min: smallest norm of a weight vector. R = ‖∇L‖²/L on the probe. ḡ: mean gradient of the outputs. "
-    "λ_max: largest eigenvalue of the Hessian, stable below 2/η. K: tangent kernel, positive definite if λ_min(K) > 0."
+    "train, val: mean losses; acc: accuracy on the validation set. w_min: smallest norm of a weight vector. "
+    "R = ‖∇L‖²/L on the probe. ḡ: mean gradient of the outputs. λ_max: largest eigenvalue of the Hessian, stable below "
+    "2/η. K: tangent kernel, positive definite if λ_min(K) > 0."
 )
 
 
