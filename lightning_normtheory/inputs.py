@@ -1,13 +1,22 @@
 """What the quantities are given, model, batches, outputs, loss: checked, with errors that name the remedy."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-__all__ = ["count_samples", "has_samples", "list_batches", "require_graph", "some_samples", "trainable_parameters"]
+__all__ = [
+    "count_samples",
+    "has_samples",
+    "list_batches",
+    "map_leaves",
+    "require_graph",
+    "some_samples",
+    "trainable_parameters",
+]
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -60,7 +69,7 @@ def count_samples(output: Any) -> int:
     return len(output)
 
 
-def some_samples(x: Any, n: int, which: slice) -> Any:
+def some_samples(x: Any, n: int, which: slice | Tensor) -> Any:
     """Some samples of an input of n, whatever its form: a tensor, or a list or dict of tensors with the samples in
     front; whatever else is in it belongs to all samples.
 
@@ -68,7 +77,21 @@ def some_samples(x: Any, n: int, which: slice) -> Any:
         >>> some_samples({"image": torch.arange(3), "scale": 2.0}, 3, slice(2))
         {'image': tensor([0, 1]), 'scale': 2.0}
     """
-    return tree_map(lambda leaf: leaf[which] if has_samples(leaf, n) else leaf, x)
+    return map_leaves(lambda leaf: leaf[which] if has_samples(leaf, n) else leaf, x)
+
+
+def map_leaves(function: Callable[[Any], Any], x: Any) -> Any:
+    """x with the function applied to whatever is in its lists, tuples and mappings."""
+
+    def apply(leaf: Any) -> Any:
+        if isinstance(leaf, Mapping):  # one that is no dict, as a tokenizer returns it, is a leaf to torch
+            changed: Any = copy.copy(leaf)
+            for key, value in leaf.items():
+                changed[key] = map_leaves(function, value)
+            return changed
+        return function(leaf)
+
+    return tree_map(apply, x)
 
 
 def has_samples(leaf: Any, n: int) -> bool:

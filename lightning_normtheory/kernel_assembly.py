@@ -1,6 +1,6 @@
 """The tangent kernel, block by block, within a given memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -10,23 +10,25 @@ from lightning_normtheory.inputs import some_samples
 from lightning_normtheory.kernel_factors import Gradients, LeafFactors, Part, add_parts
 from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
 from lightning_normtheory.kernel_plan import (
+    Evidence,
     Plan,
-    SamplesCoupled,
     StructureChanged,
+    at_use,
     backward,
     leaf_factors,
     make_plan,
+    weights_of,
 )
 from lightning_normtheory.parameter_uses import Use
 
 __all__ = ["PARTS", "Blocks", "Coupled", "Independent", "Source", "assemble", "few_samples"]
 
 PARTS: tuple[Part, ...] = ("direction", "length", "rest")
-# What the gradients of the samples that are handled at once may take, and beside them what autograd keeps of the
-# forward pass, in gradients.
-_BYTES, _ACTIVATIONS = 2**28, 4
+# What the gradients of the samples that are handled at once may take, where fewer outputs can be handled at once; and
+# half of what they may take together with what autograd keeps of the forward pass.
+_BYTES = 2**29
 # How many samples the structure of a network is tried on.
-_FEW = 3
+_FEW = 8
 # layer -> part -> matrix; one layer with the name None where they are not kept apart
 Blocks = dict[str | None, dict[Part, Tensor]]
 
@@ -42,6 +44,7 @@ class Source(Protocol):
         entries_besides: numbers to be kept for each sample.
     """
 
+    network: Network
     sizes: list[int]
     leaves: list[Leaf]
     outputs: int
@@ -55,16 +58,29 @@ class Source(Protocol):
 class Independent:
     """Samples that do not see each other: any of them can be run together, and the structure of the layers is used.
 
+    A few of them, spread over each group, are run by themselves first. If they have other outputs or gradients among
+    the others than by themselves, that ends it.
+
     Args:
         groups: inputs with the number of samples in them.
+        cotangents_of: makes the cotangents (c, k) of a number k of outputs.
         structured: whether to use the structure at all.
     """
 
-    def __init__(self, network: Network, groups: Sequence[tuple[Any, int]], *, structured: bool) -> None:
+    def __init__(
+        self,
+        network: Network,
+        groups: Sequence[tuple[Any, int]],
+        cotangents_of: Callable[[int], Tensor],
+        *,
+        structured: bool,
+    ) -> None:
         self.network, self._groups = network, groups
         self.sizes = [samples for _, samples in groups]
-        self._plans = [make_plan(network, *few_samples(*group), structured=structured) for group in groups]
-        self.outputs = self._plans[0].outputs.shape[1]
+        self._plans = [
+            make_plan(network, *few_samples(*group), cotangents_of, structured=structured) for group in groups
+        ]
+        self.outputs = self._plans[0].outputs
         one_by_one = [leaf for plan in self._plans for leaf in plan.one_by_one]
         # What one group lacks the structure for is taken one by one in all.
         everywhere = set.intersection(*(set(plan.structured) for plan in self._plans))
@@ -72,45 +88,60 @@ class Independent:
         self._structured = [leaf for leaf in self._plans[0].structured if leaf in everywhere]
         self.one_by_one = list(dict.fromkeys(one_by_one))
         self.leaves = [*self._structured, *self.one_by_one]
-        structure = max(plan.entries for plan in self._plans)
-        self.entries = structure + sum(leaf.tensor.numel() for leaf in self.one_by_one)
-        self.entries_besides = _ACTIVATIONS * structure
+        self.entries = max(plan.entries for plan in self._plans)
+        self.entries += sum(leaf.tensor.numel() for leaf in self.one_by_one)
+        self.entries_besides = max(plan.saved_entries for plan in self._plans)
 
     def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
         """
         Raises:
             SamplesCoupled: if the samples do see each other.
-            StructureChanged: if these have another graph than the first ones.
+            StructureChanged: if these have another graph than the first ones, or other gradients.
         """
         (x, total), plan = self._groups[group], self._plans[group]
         samples, x = which.stop - which.start, some_samples(x, total, which)
         output = self.network.with_leaves(x, samples)
-        if which.start == 0:
-            _compare(plan.outputs, output.detach())
+        assert plan.evidence is not None
+        plan.evidence.compare_outputs(output.detach(), which.start)
         found = _Lazy(plan, samples, folded)
         if self._structured:
             found.weights = self.network.weights
             found.uses = plan.uses(self.network, output)
             found.by_output = [backward(self.network, output, found.uses, c.expand(samples, -1)) for c in cotangents]
+            if len(cotangents) == plan.cotangents:
+                self._compare_uses(plan, found, which.start)
         if self.one_by_one:
-            values = _empty(self.one_by_one, samples, len(cotangents))
-            for i in range(samples):
-                alone = self.network(some_samples(x, samples, slice(i, i + 1)), 1)
-                _fill(values, i, alone, cotangents[:, None])
-            found.update({leaf: _listed(value, folded) for leaf, value in values.items()})
+            found.update(self._one_by_one(x, output.detach(), cotangents, folded))
         return found
 
+    @torch.no_grad()
+    def _compare_uses(self, plan: Plan, found: "_Lazy", first: int) -> None:
+        """The few samples that are among these; a portion of the outputs is not enough to compare."""
+        weights = weights_of(found.by_output[0][0].new_empty(plan.cotangents))
+        for leaf in self._structured:
+            for index in plan.structured[leaf]:
+                gradient = sum(weight * each[index] for weight, each in zip(weights, found.by_output))
+                try:
+                    with self.network.weights.in_backward():
+                        seen = at_use(found.uses[index], plan.axes[index], gradient, found.samples)
+                except ValueError as error:  # another number of entries
+                    raise StructureChanged from error
+                plan.evidence.compare_use(index, seen, first)
 
-def few_samples(x: Any, samples: int) -> tuple[Any, int]:
-    few = min(samples, _FEW)
-    return some_samples(x, samples, slice(few)), few
+    def _one_by_one(self, x: Any, together: Tensor, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
+        samples = len(together)
+        values = _empty(self.one_by_one, samples, len(cotangents))
+        for i in range(samples):
+            alone = self.network(some_samples(x, samples, slice(i, i + 1)), 1)
+            Evidence(torch.tensor([i]), alone.detach(), []).compare_outputs(together, 0)
+            _fill(values, i, alone, cotangents[:, None])
+        return {leaf: _listed(value, folded) for leaf, value in values.items()}
 
 
-def _compare(alone: Tensor, together: Tensor) -> None:
-    few = min(len(alone), len(together))
-    difference = (together[:few] - alone[:few]).abs().max()
-    if bool(difference > torch.finfo(alone.dtype).eps ** 0.5 * alone.abs().max()):
-        raise SamplesCoupled
+def few_samples(x: Any, samples: int) -> tuple[Any, Tensor]:
+    """Some samples, spread over all, and their numbers."""
+    which = torch.linspace(0, samples - 1, min(samples, _FEW)).round().long()
+    return some_samples(x, samples, which), which
 
 
 class _Lazy(dict[Leaf, LeafFactors]):
@@ -122,11 +153,14 @@ class _Lazy(dict[Leaf, LeafFactors]):
 
     def __init__(self, plan: Plan, samples: int, folded: bool) -> None:
         super().__init__()
-        self._plan, self._samples, self._folded = plan, samples, folded
+        self._plan, self.samples, self._folded = plan, samples, folded
 
     def __missing__(self, leaf: Leaf) -> LeafFactors:
         mine = [(self.uses[i], self._plan.axes[i], [g[i] for g in self.by_output]) for i in self._plan.structured[leaf]]
-        factors = leaf_factors(self.weights, leaf, mine, self._samples, folded=self._folded)
+        try:
+            factors = leaf_factors(self.weights, leaf, mine, self.samples, folded=self._folded)
+        except ValueError as error:  # another number of entries than the few samples had
+            raise StructureChanged from error
         if factors is None:
             raise StructureChanged
         return factors
@@ -184,7 +218,9 @@ def assemble(source: Source, cotangents: Tensor, *, folded: bool, layers: bool) 
     per_sample = 1 if folded else len(cotangents)
     size = sum(source.sizes) * per_sample
     device = cotangents.device if cotangents.device.type != "mps" else torch.device("cpu")  # which has no float64
-    names = dict.fromkeys(leaf.layer if layers else None for leaf in source.leaves)
+    present = {leaf.layer for leaf in source.leaves}
+    ordered = [leaf.layer for leaf in source.network.parameters if leaf.layer in present]
+    names: dict[str | None, None] = dict.fromkeys(ordered if layers else [None])
     blocks: Blocks = {
         name: {part: torch.zeros(size, size, dtype=torch.float64, device=device) for part in PARTS} for name in names
     }
@@ -221,7 +257,7 @@ def _portions(source: Source, outputs: int, folded: bool, itemsize: int) -> tupl
     at_once = outputs
     if folded:
         at_once = max(1, min(outputs, _BYTES // max(1, max(source.sizes) * source.entries * itemsize)))
-    count = max(1, 4 * _BYTES // max(1, (at_once * source.entries + source.entries_besides) * itemsize))
+    count = max(1, 2 * _BYTES // max(1, (at_once * source.entries + source.entries_besides) * itemsize))
     portions = []
     first = 0
     for group, size in enumerate(source.sizes):

@@ -16,6 +16,11 @@ def kernel_change(kernel: Tensor, reference: Tensor) -> float:
         >>> kernel_change(torch.tensor([[3.0]]), torch.tensor([[2.0]]))
         0.5
     """
+    if kernel.shape != reference.shape:
+        raise ValueError(
+            f"Expected two kernels of the same samples and outputs, but got {tuple(kernel.shape)} and "
+            f"{tuple(reference.shape)}."
+        )
     return float((kernel - reference).norm() / reference.norm())
 
 
@@ -34,6 +39,11 @@ def label_alignment(kernel: Tensor, targets: Tensor) -> float:
         >>> round(label_alignment((classes[:, None] == classes).double(), classes), 6)
         1.0
     """
+    if kernel.shape != (len(targets), len(targets)):
+        raise ValueError(
+            f"Expected a kernel (n, n) for n = {len(targets)} targets, but got {tuple(kernel.shape)}. Of a "
+            "TangentKernel of all outputs take `over_samples`."
+        )
     y = targets.to(kernel.device)
     if y.dim() == 1 and not y.is_floating_point():
         y = (y[:, None] == y.unique()).to(kernel.dtype)

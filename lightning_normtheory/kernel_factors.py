@@ -77,7 +77,8 @@ def site_factors(
 ) -> LeafFactors:
     """What one use of a parameter contributes, from the gradients B of each output at the operation's result."""
     if isinstance(site, Elementwise):
-        return Gradients(_listed([site.gradient(axis, samples, b) for b in gradients], folded))
+        factor = None if site.factor is None else site.factor()
+        return Gradients(_listed([site.gradient(axis, samples, b, factor) for b in gradients], folded))
     assert isinstance(site, (Outer, Lookup))
     moving = _listed([site.moving(axis, samples, b) for b in gradients], folded)
     if isinstance(site, Lookup):

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from lightning_normtheory.effective_weights import DifferentiatedInside, EffectiveWeights, WeightNormMap
 from lightning_normtheory.graphs import refuse_reentrant_checkpoints
-from lightning_normtheory.inputs import count_samples, require_graph
+from lightning_normtheory.inputs import count_samples, map_leaves, require_graph
 from lightning_normtheory.kernel_factors import Part, Result
 from lightning_normtheory.layers import public_name, weight_norm_parameters
+from lightning_normtheory.rng import isolated_rng
 
 __all__ = ["Leaf", "Network", "RecordingWeights"]
 
@@ -86,7 +87,12 @@ class Network:
             ValueError: if there is another number of them, or no graph.
         """
         self._afresh()
-        output = self.model(x)
+        # A copy: the forward pass may write into its input. And the same random numbers each time, if it draws any.
+        x = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
+        with isolated_rng():
+            output = self.model(x)
+        if isinstance(output, Tensor) and output.dim() == 0 and samples == 1:
+            output = output.reshape(1)  # of a model that squeezes its outputs
         count_samples(output)
         if not output.is_floating_point():
             raise TypeError(f"Expected floating-point outputs, but the model returns {output.dtype}.")

@@ -1,7 +1,8 @@
 """How the gradients of each parameter will be had: from the structure of its layer, or one sample after the other."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,20 @@ from torch import Tensor
 
 from lightning_normtheory.kernel_factors import LeafFactors, Part, Weight, add_parts, join, site_factors
 from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
-from lightning_normtheory.parameter_uses import Use, parameter_uses
+from lightning_normtheory.parameter_uses import Outer, Use, parameter_uses
 from lightning_normtheory.sample_axis import SampleAxis, find_sample_axis
 
-__all__ = ["Plan", "SamplesCoupled", "StructureChanged", "backward", "leaf_factors", "make_plan"]
+__all__ = [
+    "Evidence",
+    "Plan",
+    "SamplesCoupled",
+    "StructureChanged",
+    "at_use",
+    "backward",
+    "leaf_factors",
+    "make_plan",
+    "weights_of",
+]
 
 
 class StructureChanged(Exception):  # no error: a request to do without
@@ -29,73 +40,182 @@ class Plan:
     """What is known of a network's parameters.
 
     Attributes:
+        outputs: k.
+        cotangents: how many of them mix into the one that was tried.
         graph: what the uses of the parameters look like, to recognise them.
         axes: where the samples are, for each use.
         structured: leaves with the uses that they have.
         one_by_one: parameters whose gradients are taken sample by sample.
         entries: the size of the gradients at all uses, per sample and output.
-        outputs: of the few samples that were looked at, by themselves.
+        saved_entries: the size of what autograd keeps of the forward pass, per sample.
+        evidence: of the samples that were looked at.
     """
 
+    outputs: int
+    cotangents: int = 0
     graph: list[str] = field(default_factory=list)
     axes: list[SampleAxis | None] = field(default_factory=list)
     structured: dict[Leaf, list[int]] = field(default_factory=dict)
     one_by_one: list[Leaf] = field(default_factory=list)
     entries: int = 0
-    outputs: Tensor = field(default_factory=lambda: torch.empty(0))
+    saved_entries: int = 0
+    evidence: "Evidence | None" = None
 
     def uses(self, network: Network, output: Tensor) -> list[Use]:
         """
         Raises:
             StructureChanged: if these are other uses than those of the plan.
         """
-        found = list(parameter_uses(output, [leaf.tensor for leaf in network.leaves()]))
+        found = all_uses(network, output)
         if _describe(found) != self.graph:
             raise StructureChanged
         return found
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was seen of a few samples by themselves, to be found again among the others.
+
+    Attributes:
+        which: their numbers.
+        outputs: theirs (s, k).
+        at_uses: for each use the gradient of Σ_c weight_c cotangent_c·f, and what entered, with the samples in front.
+    """
+
+    which: Tensor
+    outputs: Tensor
+    at_uses: list[tuple[Tensor, ...]]
+
+    def compare_outputs(self, together: Tensor, first: int) -> None:
+        """
+        Raises:
+            SamplesCoupled: if these outputs, of the samples from ``first`` on, are others.
+        """
+        mine, theirs = self._common(first, len(together))
+        if not _close(together[theirs], self.outputs[mine]):
+            raise SamplesCoupled
+
+    def compare_use(self, index: int, found: Sequence[Tensor], first: int) -> None:
+        """
+        Raises:
+            StructureChanged: if the gradient or what entered, with the samples in front, is another.
+        """
+        mine, theirs = self._common(first, len(found[0]))
+        for expected, all_samples in zip(self.at_uses[index], found):
+            if not _close(all_samples[theirs], expected[mine]):
+                raise StructureChanged
+
+    def _common(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        inside = (self.which >= first) & (self.which < first + count)
+        return inside.nonzero()[:, 0], self.which[inside] - first
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    """Up to the rounding of products in another order. What is not finite is as it may be."""
+    if expected.numel() == 0:
+        return True
+    difference, scale = (found - expected).abs().max(), expected.abs().max()
+    return not bool(difference > 10 * torch.finfo(expected.dtype).eps ** 0.5 * scale)
+
+
+def all_uses(network: Network, output: Tensor) -> list[Use]:
+    with network.weights.in_backward():  # asking for what was saved lets a checkpoint run its forward pass again
+        return list(parameter_uses(output, [leaf.tensor for leaf in network.leaves()]))
 
 
 def _describe(uses: Iterable[Use]) -> list[str]:
     return [f"{use.edge.node.name()} {id(use.leaf)} {type(use.site).__name__}" for use in uses]
 
 
-def make_plan(network: Network, x: Any, samples: int, *, structured: bool = True) -> Plan:
+def weights_of(cotangents: Tensor) -> Tensor:
+    """(c,), with which outputs are mixed where one backward pass shall stand for all: all different, none zero."""
+    return torch.linspace(1, 2, len(cotangents), dtype=cotangents.dtype, device=cotangents.device)
+
+
+def make_plan(
+    network: Network, x: Any, which: Tensor, cotangents_of: Callable[[int], Tensor], *, structured: bool = True
+) -> Plan:
     """Look at a few samples: find their axes, and compare what the structure gives with gradients of autograd's.
 
     Every leaf for which they differ, whatever the reason, is left to the gradients; all of them, if the plan shall not
     be ``structured``.
+
+    Args:
+        x: the samples with the numbers ``which``, in a batch by themselves.
+        cotangents_of: makes the cotangents (c, k) of a number k of outputs.
     """
-    output = network.with_leaves(x, samples)
+    samples = len(which)
+    with _counting_saved() as saved:
+        output = network.with_leaves(x, samples)
+    k = output.shape[1]
+    plan = Plan(k, saved_entries=saved.total // output.element_size() // samples)
     if not structured:
-        return Plan(one_by_one=list(network.parameters), outputs=output.detach())
+        plan.one_by_one = list(network.parameters)
+        plan.evidence = Evidence(which, output.detach(), [])
+        return plan
     leaves = {id(leaf.tensor): leaf for leaf in network.leaves()}
-    uses = list(parameter_uses(output, [leaf.tensor for leaf in leaves.values()]))
+    uses = all_uses(network, output)
     if _entangled(network, uses):
         network.compose()
-        return make_plan(network, x, samples)
-    weights = torch.linspace(1, 2, output.shape[1], dtype=output.dtype, device=output.device)
-    one_after_the_other = [
-        backward(network, output, uses, torch.outer(row, weights)) for row in torch.eye(samples).to(weights)
-    ]
-    plan = Plan(graph=_describe(uses), outputs=output.detach())
-    for index, use in enumerate(uses):
-        gradients = torch.stack([each[index] for each in one_after_the_other])
-        axes = use.site.axes(gradients.dim() - 1) if use.site is not None else ()
-        plan.axes.append(find_sample_axis(gradients, axes))
-        plan.entries += gradients[0].numel() // samples
+        return make_plan(network, x, which, cotangents_of)
+    cotangents = cotangents_of(k).to(output)
+    mixed, plan.cotangents = weights_of(cotangents) @ cotangents, len(cotangents)
+    factors = 2.0 ** torch.arange(samples, dtype=output.dtype, device=output.device)  # multiplied with no rounding
+    gradients = backward(network, output, uses, mixed.expand(samples, -1))
+    scaled = backward(network, output, uses, torch.outer(factors, mixed))
+    plan.graph = _describe(uses)
+    plan.entries = sum(gradient.numel() for gradient in gradients) // samples
+    for use, gradient, multiple in zip(uses, gradients, scaled):
+        axes = use.site.axes(gradient.dim()) if use.site is not None else ()
+        plan.axes.append(find_sample_axis(gradient, multiple, factors, axes))
     with network.weights.in_backward():
-        exact = _exact_norms(output, weights, list(leaves.values()))
-    together = [torch.stack(gradients).sum(0) for gradients in zip(*one_after_the_other)]
+        exact = _exact_norms(output, mixed, list(leaves.values()))
+        plan.evidence = Evidence(
+            which,
+            output.detach(),
+            [at_use(use, axis, gradient, samples) for use, axis, gradient in zip(uses, plan.axes, gradients)],
+        )
     for leaf, norms in zip(leaves.values(), exact):
         mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
-        factors = leaf_factors(
-            network.weights, leaf, [(uses[i], plan.axes[i], [together[i]]) for i in mine], samples, folded=True
-        )
-        if mine and factors is not None and _agrees(leaf, factors, samples, norms):
+        factors_of_leaf = None
+        with suppress(RuntimeError):  # of dtypes that do not mix, say
+            triples = [(uses[i], plan.axes[i], [gradients[i]]) for i in mine]
+            factors_of_leaf = leaf_factors(network.weights, leaf, triples, samples, folded=True)
+        if mine and factors_of_leaf is not None and _agrees(leaf, factors_of_leaf, samples, norms):
             plan.structured[leaf] = mine
         elif mine:
             plan.one_by_one += network.raw([leaf])
     return plan
+
+
+@torch.no_grad()
+def at_use(use: Use, axis: SampleAxis | None, gradient: Tensor, samples: int) -> tuple[Tensor, ...]:
+    """The gradient at a use, and what entered there, with the samples in front; nothing without an axis."""
+    if axis is None:
+        return ()
+    in_front = axis.in_front(gradient, samples)
+    return (in_front, use.site.entering(axis, samples)) if isinstance(use.site, Outer) else (in_front,)
+
+
+class _Saved:
+    """Bytes that autograd keeps."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self.total = 0
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        if not tensor.is_leaf and tensor.data_ptr() not in self._seen:
+            self._seen.add(tensor.data_ptr())
+            self.total += tensor.numel() * tensor.element_size()
+        return tensor.detach()  # an output that an operation keeps of itself would never be let go
+
+
+@contextmanager
+def _counting_saved() -> Iterator[_Saved]:
+    saved = _Saved()
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+        yield saved
 
 
 def _entangled(network: Network, uses: Sequence[Use]) -> bool:

@@ -15,9 +15,9 @@ __all__ = ["count_distinct", "fingerprint", "gradient_dimensions"]
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def gradient_dimensions(model: nn.Module) -> int:
+def gradient_dimensions(model: nn.Module, *, across_directions: bool = True) -> int:
     """The dimension of the space in which all gradients lie: p, less one for each unit under WeightNorm, whose
-    direction v has a gradient across itself only.
+    direction v has a gradient across itself only, if it is used in its WeightNorm only.
 
     Example:
         >>> gradient_dimensions(nn.Linear(4, 3))
@@ -25,9 +25,12 @@ def gradient_dimensions(model: nn.Module) -> int:
         >>> gradient_dimensions(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
         15
     """
+    p = sum(parameter.numel() for parameter in trainable_parameters(model).values())
+    if not across_directions:
+        return p
     triples = [triple for module in model.modules() for triple in weight_norm_parameters(module)]
     units = {id(v): g.numel() for _, g, v in triples if v.requires_grad}
-    return sum(p.numel() for p in trainable_parameters(model).values()) - sum(units.values())
+    return p - sum(units.values())
 
 
 def count_distinct(inputs: Iterable[tuple[Any, int]]) -> int:

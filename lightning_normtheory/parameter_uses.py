@@ -4,6 +4,7 @@ Autograd's graph knows all uses of a parameter, also those outside of any layer,
 A use is known here if the gradient of each sample follows from the gradient B at the output of one operation.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -45,6 +46,10 @@ class Outer(Site):
         """The factor that is made of B (n, T, G, ·)."""
         raise NotImplementedError
 
+    def entering(self, axis: SampleAxis, n: int) -> Tensor:
+        """What entered the operation, with the samples in front."""
+        raise NotImplementedError
+
 
 @dataclass
 class Product(Outer):
@@ -56,11 +61,14 @@ class Product(Outer):
     moving_rows: bool
 
     def fixed(self, axis: SampleAxis, n: int) -> Tensor:
-        rows = self.moving(axis, n, getattr(self.node, self.saved))
+        rows = self.entering(axis, n)[:, :, None]
         return rows if self.scale == 1 else self.scale * rows
 
     def moving(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
         return axis.in_front(b, n)[:, :, None]
+
+    def entering(self, axis: SampleAxis, n: int) -> Tensor:
+        return axis.in_front(getattr(self.node, self.saved), n)
 
 
 @dataclass
@@ -84,21 +92,24 @@ class Convolution(Outer):
     def moving(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
         return self._patches(axis, n, b) if self.node._saved_transposed else self._pixels(axis, n, b)
 
+    def entering(self, axis: SampleAxis, n: int) -> Tensor:
+        return axis.in_front(self.node._saved_input, n)
+
     def _pixels(self, axis: SampleAxis, n: int, images: Tensor) -> Tensor:
         pixels = axis.in_front(images, n).flatten(3).movedim(2, 3)  # (n, t, positions, channels)
         return pixels.unflatten(3, (self.node._saved_groups, -1)).flatten(1, 2)
 
     def _patches(self, axis: SampleAxis, n: int, images: Tensor) -> Tensor:
         node = self.node
-        small = images if node._saved_transposed else None
-        positions = self._positions(images) if small is None else node._saved_input.shape[2:]
+        positions = node._saved_input.shape[2:] if node._saved_transposed else self._positions(images)
         kernel = node._saved_weight.shape[2:]
         windows = _windows(images, kernel, positions, node._saved_stride, node._saved_padding, node._saved_dilation)
         spatial = len(kernel)
-        # (images, channels, positions…, kernel…) -> (images, positions, groups, channels/groups · kernel)
-        moved = windows.movedim(1, 1 + spatial).flatten(1, spatial)
-        grouped = moved.unflatten(2, (node._saved_groups, -1)).flatten(3)
-        return axis.in_front(grouped, n).flatten(1, 2)
+        # (images, channels, positions…, kernel…) -> (images, groups, channels/groups · kernel, positions), since whole
+        # rows of positions are copied faster than small kernels
+        positions_last = windows.permute(0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
+        unfolded = positions_last.reshape(len(images), node._saved_groups, -1, math.prod(positions))
+        return axis.in_front(unfolded.permute(0, 3, 1, 2), n).flatten(1, 2)
 
     def _positions(self, images: Tensor) -> tuple[int, ...]:
         node = self.node
@@ -165,9 +176,9 @@ class Elementwise(Site):
     def axes(self, ndim: int) -> Sequence[int]:
         return [axis for axis, size in enumerate(self._aligned(ndim)) if size == 1]
 
-    def gradient(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
-        """Of each sample, as (n, entries)."""
-        each = axis.in_front(b if self.factor is None else b * self.factor(), n)  # (n, …, t, …)
+    def gradient(self, axis: SampleAxis, n: int, b: Tensor, factor: Tensor | float | None) -> Tensor:
+        """Of each sample, as (n, entries), with what ``factor()`` gives."""
+        each = axis.in_front(b if factor is None else b * factor, n)  # (n, …, t, …)
         # Also over the t entries. A sum over an axis of length one would be a slow copy.
         summed = [i for i, size in enumerate(self._aligned(b.dim()), 1) if size == 1 and each.shape[i] > 1]
         return (each.sum(summed) if summed else each).reshape(n, -1)
@@ -245,7 +256,11 @@ def _convolution(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site 
 
 def _embedding(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
     # Frequencies in the batch: the samples would not be independent.
-    return None if node._saved_scale_grad_by_freq else Lookup(node._saved_indices, _signed(node._saved_padding_idx))
+    return (
+        None
+        if transposed or node._saved_scale_grad_by_freq
+        else Lookup(node._saved_indices, _signed(node._saved_padding_idx))
+    )
 
 
 def _batch_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
@@ -265,7 +280,7 @@ def _layer_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site |
     def normalized() -> Tensor:
         return (node._saved_input - node._saved_result1) * node._saved_result2
 
-    return Elementwise(tuple(leaf.shape), normalized if index == 1 else None)
+    return None if transposed else Elementwise(tuple(leaf.shape), normalized if index == 1 else None)
 
 
 def _group_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:

@@ -1,7 +1,8 @@
 """Where the samples are in a tensor inside of a network.
 
 A layer on sequences sees (samples, positions, features), or (positions, samples, features), or both flattened into
-rows. Shapes cannot tell these apart; gradients can: the gradient of one sample's output is zero at all other samples.
+rows. Shapes cannot tell these apart; gradients can: if the output of each sample is multiplied by a factor of its own,
+so is its gradient, wherever it is.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 __all__ = ["SampleAxis", "find_sample_axis"]
+
+_TOL = 1e-3  # the factors differ by much more
 
 
 class SampleAxis(NamedTuple):
@@ -40,34 +43,32 @@ class SampleAxis(NamedTuple):
         return x.unflatten(self.axis, sizes).movedim(self.axis if self.major else self.axis + 1, 0)
 
 
-def find_sample_axis(gradients: Tensor, axes: Sequence[int]) -> SampleAxis | None:
-    """The axis of the samples, from the gradients (s, …) of the outputs of s samples, one after the other.
+def find_sample_axis(gradient: Tensor, scaled: Tensor, factors: Tensor, axes: Sequence[int]) -> SampleAxis | None:
+    """The axis of the samples.
 
     Args:
-        gradients: at a value inside of the network that was computed from these s samples.
-        axes: of that value where the samples may be.
+        gradient: of Σ_i f(x_i) at a value inside of the network.
+        scaled: the same of Σ_i factor_i f(x_i).
+        factors: all different (n,).
+        axes: of the value where the samples may be.
 
     Returns:
         ``None`` if there is none, or more than one that the gradients allow.
     """
-    samples = len(gradients)
+    samples = len(factors)
     if samples == 1:
-        return SampleAxis(axes[0], gradients.shape[axes[0] + 1], True) if axes else None
+        return SampleAxis(axes[0], gradient.shape[axes[0]], True) if axes else None
     found = []
     for axis in axes:
-        entries, remainder = divmod(gradients.shape[axis + 1], samples)
+        entries, remainder = divmod(gradient.shape[axis], samples)
         for major in (True, False) if entries > 1 else (True,):
             candidate = SampleAxis(axis, entries, major)
-            if remainder == 0 and entries > 0 and _confined(gradients, candidate):
+            if remainder == 0 and entries > 0 and _explains(candidate, gradient, scaled, factors):
                 found.append(candidate)
     return found[0] if len(found) == 1 else None
 
 
-def _confined(gradients: Tensor, candidate: SampleAxis) -> bool:
-    """Whether the gradient of every sample is zero at the others."""
-    samples = len(gradients)
-    for sample, gradient in enumerate(gradients):
-        reached = candidate.in_front(gradient, samples).reshape(samples, -1).ne(0).any(1).tolist()
-        if any(others for other, others in enumerate(reached) if other != sample):
-            return False
-    return True
+def _explains(candidate: SampleAxis, gradient: Tensor, scaled: Tensor, factors: Tensor) -> bool:
+    before, after = (candidate.in_front(x, len(factors)).reshape(len(factors), -1) for x in (gradient, scaled))
+    expected = before * factors[:, None]
+    return bool(((after - expected).norm(dim=1) <= _TOL * expected.norm(dim=1)).all())

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from lightning_normtheory.inputs import has_samples, some_samples, trainable_parameters
+from lightning_normtheory.inputs import has_samples, map_leaves, some_samples, trainable_parameters
 from lightning_normtheory.kernel_assembly import PARTS, Blocks, Coupled, Independent, Source, assemble, few_samples
 from lightning_normtheory.kernel_factors import Part
 from lightning_normtheory.kernel_network import Network
@@ -50,7 +50,9 @@ class TangentKernel:
         number_of_outputs: k.
         dtype: that of the products; sums are in float64.
         parameters: p, the number of trainable entries.
+        lengths: how many of them are lengths g of WeightNorm.
         rank_limit: what the rank cannot exceed, by the number of parameters and by samples that occur twice.
+        duplicates: how many samples have occurred before.
         one_by_one: names of the parameters whose gradients were taken sample by sample.
         coupled: whether samples see each other, so that the derivative goes through the batch.
         layers: the parts of each layer, by module name, if asked for.
@@ -64,7 +66,9 @@ class TangentKernel:
     number_of_outputs: int
     dtype: torch.dtype
     parameters: int
+    lengths: int
     rank_limit: int
+    duplicates: int = 0
     one_by_one: tuple[str, ...] = ()
     coupled: bool = False
     layers: Mapping[str, KernelParts] = field(default_factory=dict, repr=False)
@@ -90,8 +94,9 @@ class TangentKernel:
 
     @property
     def effective_rank(self) -> float:
-        """(tr K)²/‖K‖_F², between 1 and n."""
-        return float(self.kernel.trace() ** 2 / self.kernel.square().sum())
+        """(tr K)²/‖K‖_F², between 1 and n; 0 for a kernel that is zero."""
+        square = float(self.kernel.square().sum())
+        return float(self.kernel.trace()) ** 2 / square if square != 0 else 0.0
 
     @cached_property
     def direction_lambda_min(self) -> float:
@@ -120,7 +125,7 @@ class TangentKernel:
     @property
     def shares(self) -> dict[Part, float]:
         """What each part contributes to the trace of the kernel."""
-        total = float(self.kernel.trace())
+        total = float(self.kernel.trace()) or 1.0  # of a kernel that is zero they are zero
         parts: dict[Part, Tensor] = {"direction": self.direction, "length": self.length, "rest": self.rest}
         return {name: float(part.trace()) / total for name, part in parts.items()}
 
@@ -139,10 +144,10 @@ class TangentKernel:
         size = len(self.kernel)
         if self.rank_limit >= size:
             return ""
-        return (
-            f"The kernel has {size} rows, but its rank is at most {self.rank_limit}, by the number of parameters or by"
-            " samples that occur twice"
+        reason = (
+            f"{self.duplicates} samples occur again" if self.duplicates else "its gradients have no more dimensions"
         )
+        return f"The kernel has {size} rows, but its rank is at most {self.rank_limit}: {reason}"
 
 
 def relative_floor(size: int, products: torch.dtype) -> float:
@@ -166,7 +171,8 @@ def empirical_ntk(
 
     Args:
         model: f; outputs of shape (n, …), where everything behind the samples counts as the k outputs. Dropout is off.
-        x: the input (n, …), or a list or dict of tensors that all have the samples in front.
+        x: the argument of ``model(x)``: a tensor (n, …), or a list or dict with tensors that have the samples in front;
+            tensors of another length belong to all samples.
         outputs: ``"full"``: K (nk, nk); ``"trace"``: (1/k) Σ_h K_hh (n, n); ``"sum"``: the kernel of Σ_h f_h (n, n).
             λ_min of the last two can be positive where that of K is not.
         batch_stats: whether BatchNorm uses the statistics of the batch, which is then x as a whole. Samples see each
@@ -190,7 +196,7 @@ def empirical_ntk(
         model, [(x, n, n)], outputs=outputs, batch_stats=batch_stats, dtype=dtype, layers=layers
     )
     if found.deficiency:
-        warnings.warn(f"{found.deficiency}: λ_min is zero, up to rounding.", stacklevel=2)
+        warnings.warn(f"{found.deficiency}. λ_min is zero, up to rounding.", stacklevel=2)
     return found
 
 
@@ -202,12 +208,14 @@ def tangent_kernel_of_batches(
     batch_stats: bool | None = None,
     dtype: torch.dtype | None = None,
     layers: bool = False,
+    seen: Sequence[tuple[Any, int, int]] | None = None,
 ) -> TangentKernel:
     """As `empirical_ntk`, of the samples of several batches, without a warning.
 
     Args:
         batches: inputs, each with the number of samples in it and of those, from the first on, that are asked for.
             Statistics are those of each whole batch.
+        seen: the part of the batches that the model looks at, if it is known: what is equal in it is one sample.
     """
     if outputs not in get_args(Outputs):
         raise ValueError(f"Expected outputs to be 'full', 'trace' or 'sum', but got {outputs!r}.")
@@ -217,8 +225,10 @@ def tangent_kernel_of_batches(
     trainable_parameters(model)
 
     def measure(dtype: torch.dtype | None) -> TangentKernel:
-        with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad():
-            return _measure(model, afresh, batches, outputs, dtype, layers)
+        device = next(iter(model.parameters())).device.type
+        without_autocast = torch.autocast(device, enabled=False)
+        with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad(), without_autocast:
+            return _measure(model, afresh, batches, outputs, dtype, layers, seen)
 
     lowest = min((p.dtype for p in model.parameters() if p.requires_grad), key=lambda d: d.itemsize)
     found = measure(torch.float32 if dtype is None and lowest.itemsize < 4 else dtype)
@@ -226,9 +236,11 @@ def tangent_kernel_of_batches(
         return found
     try:
         return measure(torch.float64)
-    except RuntimeError as error:  # a constant in the forward pass, say, that is float32 whatever the model is
+    except Exception as error:  # noqa: BLE001  # a constant in the forward pass, say, that is float32 in any model
         warnings.warn(
-            f"λ_min is near its floor, and the kernel could not be repeated in float64: {error}", stacklevel=3
+            "λ_min is near its floor, and the kernel could not be repeated in float64: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=3,
         )
         return found
 
@@ -256,6 +268,7 @@ def _measure(
     outputs: Outputs,
     dtype: torch.dtype | None,
     layers: bool,
+    seen: Sequence[_Batch] | None,
 ) -> TangentKernel:
     converted = None if dtype is None else Converted(model, dtype)
 
@@ -269,14 +282,14 @@ def _measure(
         batches = [(_in_dtype(x, dtype), n, asked) for x, n, asked in batches]
     network = Network(model, trainable_parameters(model), begin)
     if converted is not None:
-        x, n, _ = batches[0]
-        converted.check(network(*few_samples(x, n)))
+        x, which = few_samples(*batches[0][:2])
+        converted.check(network(x, len(which)))
+
+    def cotangents_of(k: int) -> Tensor:
+        return (torch.ones(1, k) if outputs == "sum" else torch.eye(k)).to(network.parameters[0].tensor)
 
     def kernel_of(source: Source) -> Blocks:
-        like = network.parameters[0].tensor
-        k = source.outputs
-        cotangents = torch.ones(1, k) if outputs == "sum" else torch.eye(k)
-        return assemble(source, cotangents.to(like), folded=outputs != "full", layers=layers)
+        return assemble(source, cotangents_of(source.outputs), folded=outputs != "full", layers=layers)
 
     one_by_one: tuple[str, ...] = ()
     source: Source
@@ -284,27 +297,30 @@ def _measure(
         source = Coupled(network, batches)
         blocks = kernel_of(source)
     else:
-        source, blocks = _of_independent(network, batches, kernel_of)
+        source, blocks = _of_independent(network, batches, cotangents_of, kernel_of)
     if isinstance(source, Independent):
         one_by_one = tuple(leaf.name for leaf in source.one_by_one)
-    return _result(model, batches, source, blocks, outputs, one_by_one)
+    return _result(model, seen or batches, source, blocks, outputs, one_by_one)
 
 
 def _of_independent(
-    network: Network, batches: Sequence[_Batch], kernel_of: Callable[[Source], Blocks]
+    network: Network,
+    batches: Sequence[_Batch],
+    cotangents_of: Callable[[int], Tensor],
+    kernel_of: Callable[[Source], Blocks],
 ) -> tuple[Source, Blocks]:
     """By the structure of the layers; without it, if it does not hold; through the batch, if samples see each other."""
     source: Source
     for structured in (True, False):
         try:
-            source = Independent(network, _merged(batches), structured=structured)
+            source = Independent(network, _merged(batches), cotangents_of, structured=structured)
             return source, kernel_of(source)
         except StructureChanged:
             pass
         except SamplesCoupled:
             break
     warnings.warn(
-        "The first samples have other outputs by themselves than among the others: samples see each other, or the"
+        "Some samples have other outputs by themselves than among the others: samples see each other, or the"
         " forward pass is random. The kernel is that of the whole batch, with one draw of whatever is random, and takes"
         " a backward pass for each sample and output.",
         stacklevel=5,
@@ -316,40 +332,41 @@ def _of_independent(
 def _merged(batches: Sequence[_Batch]) -> list[tuple[Any, int]]:
     """The samples that are asked for, joined wherever they have the same form."""
     groups: list[list[_Batch]] = []
-    for x, n, asked in batches:
-        batch = some_samples(x, n, slice(asked)), asked, asked
+    for batch in batches:
         if groups and _form(groups[-1][0]) == _form(batch):
             groups[-1].append(batch)
         else:
             groups.append([batch])
-    return [(_joined([x for x, _, _ in group], group[0][1]), sum(n for _, n, _ in group)) for group in groups]
+    return [(_joined(group), sum(asked for _, _, asked in group)) for group in groups]
 
 
 def _form(batch: _Batch) -> list[Any]:
     """What must be equal for samples to be joined: whatever does not belong to single samples, and all shapes."""
     x, n, _ = batch
     leaves, structure = tree_flatten(x)
-    return [
-        structure,
-        *((leaf.shape[1:], leaf.dtype) if has_samples(leaf, n) else _constant(leaf) for leaf in leaves),
-    ]
+    per_sample = ((leaf.shape[1:], leaf.dtype) if has_samples(leaf, n) else _constant(leaf) for leaf in leaves)
+    return [structure, *per_sample]
 
 
 def _constant(leaf: Any) -> Any:
     return leaf if isinstance(leaf, (int, float, str, bytes, type(None))) else id(leaf)
 
 
-def _joined(inputs: Sequence[Any], n: int) -> Any:
-    if len(inputs) == 1:
-        return inputs[0]
-    structure = tree_flatten(inputs[0])[1]
-    columns = zip(*(tree_leaves(x) for x in inputs))
-    joined = [torch.cat(column) if has_samples(column[0], n) else column[0] for column in columns]
+def _joined(group: Sequence[_Batch]) -> Any:
+    x, n, asked = group[0]
+    if len(group) == 1:
+        return x if asked == n else some_samples(x, n, slice(asked))
+    first, structure = tree_flatten(x)
+    columns = zip(*(tree_leaves(x) for x, _, _ in group))
+    joined = [
+        torch.cat([leaf[:asked] for leaf, (_, _, asked) in zip(column, group)]) if has_samples(leaf, n) else leaf
+        for leaf, column in zip(first, columns)
+    ]
     return tree_unflatten(joined, structure)
 
 
 def _in_dtype(x: Any, dtype: torch.dtype) -> Any:
-    return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, x)
+    return map_leaves(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, x)
 
 
 def _result(
@@ -366,6 +383,7 @@ def _result(
                 matrix /= source.outputs
     direction, length, rest = (_sum([matrices[part] for matrices in blocks.values()]) for part in PARTS)
     dtypes = [leaf.tensor.dtype for leaf in source.leaves]
+    distinct = count_distinct((some_samples(x, n, slice(asked)), asked) for x, n, asked in batches)
     return TangentKernel(
         direction + length + rest,
         direction,
@@ -375,7 +393,9 @@ def _result(
         number_of_outputs=source.outputs,
         dtype=min(dtypes, key=lambda dtype: dtype.itemsize),
         parameters=sum(p.numel() for p in trainable_parameters(model).values()),
-        rank_limit=_rank_limit(model, batches, source.outputs, outputs),
+        lengths=sum(leaf.tensor.numel() for leaf in source.network.parameters if leaf.part == "length"),
+        rank_limit=_rank_limit(model, source, distinct, outputs),
+        duplicates=sum(source.sizes) - distinct,
         one_by_one=one_by_one,
         coupled=isinstance(source, Coupled),
         layers={name: KernelParts(**matrices) for name, matrices in blocks.items() if name is not None},
@@ -389,19 +409,30 @@ def _sum(matrices: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _rank_limit(model: nn.Module, batches: Sequence[_Batch], k: int, outputs: Outputs) -> int:
-    distinct = count_distinct((some_samples(x, n, slice(asked)), asked) for x, n, asked in batches)
-    dimensions = gradient_dimensions(model)
+def _rank_limit(model: nn.Module, source: Source, distinct: int, outputs: Outputs) -> int:
+    # Where a direction v has another use beside its WeightNorm, its gradient has all dimensions.
+    apart = isinstance(source, Independent) and not source.network.weights.composed
+    dimensions, k = gradient_dimensions(model, across_directions=apart), source.outputs
     if outputs == "full":
         return min(distinct * k, dimensions)
     return min(distinct, dimensions * k if outputs == "trace" else dimensions)
 
 
 def _near_floor(found: TangentKernel) -> bool:
-    """Whether λ_min may be too near to its floor to be told from it: K − cI has no Cholesky factor."""
-    if not bool(torch.isfinite(found.kernel).all()) or found.kernel.device.type == "mps":
+    """Whether λ_min of the kernel, or of one of WeightNorm's parts, may be too near to its floor to be told from it. What
+    is not finite has overflown."""
+    if found.dtype == torch.float64:
         return False
-    shifted = found.kernel.clone()
-    limit = _NEAR * relative_floor(len(shifted), found.dtype) * float(shifted.norm())  # ‖K‖_F ≥ λ_max
-    shifted.diagonal().sub_(limit)
+    if not bool(torch.isfinite(found.kernel).all()):
+        return True
+    parts = [found.kernel]
+    if bool(found.length.any()) and bool(found.direction.any()) and found.lengths >= len(found.kernel):
+        parts += [found.length, found.direction]
+    return any(_least_is_below(part, _NEAR * relative_floor(len(part), found.dtype)) for part in parts)
+
+
+def _least_is_below(matrix: Tensor, relative: float) -> bool:
+    """Whether K − cI has no Cholesky factor."""
+    shifted = matrix.clone()
+    shifted.diagonal().sub_(relative * float(shifted.norm()))  # ‖K‖_F ≥ λ_max
     return bool(torch.linalg.cholesky_ex(shifted).info)
