@@ -119,7 +119,7 @@ class DiagnosticCallback(HostCallback):
                 self._active.append(diagnostic)
         if self._needs_probe:
             refuse_uninitialized(pl_module)
-            if self.loss is None:
+            if self.loss is None and any(diagnostic.needs_loss for diagnostic in self._active):
                 self._check_training_step(pl_module)
         self._warn_of_namesakes(trainer)
         if trainer.world_size > 1:  # every process logs the same number already; there is nothing to sync
@@ -165,7 +165,10 @@ class DiagnosticCallback(HostCallback):
             self._begin(self._view(trainer, pl_module))
 
     def _begin(self, view: View) -> None:
-        view.try_out(outputs=any(diagnostic.needs_outputs for diagnostic in self._active))
+        view.try_out(
+            loss=any(diagnostic.needs_loss for diagnostic in self._active),
+            outputs=any(diagnostic.needs_outputs for diagnostic in self._active),
+        )
         if not self._resumed and not self.probe.collecting:
             for diagnostic in self._active:
                 self._guarded(diagnostic, lambda d: d.start(view))

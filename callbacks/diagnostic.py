@@ -20,11 +20,13 @@ class Diagnostic:
     Attributes:
         names: the metrics it logs, without the prefix; these become NaN when a measurement fails.
         needs_probe: whether it looks at data; if not, any loader and any batch will do.
-        needs_outputs: whether it asks for the outputs of a batch, and not for its loss alone.
+        needs_loss: whether it asks for the loss of a batch.
+        needs_outputs: whether it asks for the outputs of a batch.
     """
 
     names: tuple[str, ...]
     needs_probe: ClassVar[bool] = True
+    needs_loss: ClassVar[bool] = True
     needs_outputs: ClassVar[bool] = False
 
     def check(self, model: nn.Module) -> None:

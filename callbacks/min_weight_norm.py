@@ -16,6 +16,7 @@ class MinWeightNormDiagnostic(Diagnostic):
 
     names = ("min_weight_norm",)
     needs_probe = False
+    needs_loss = False
 
     def check(self, model: nn.Module) -> None:
         try:

@@ -1,5 +1,6 @@
 """`NTKLeastEigenvalue`: the spectrum of the tangent kernel, its parts of length and direction, and how it moves."""
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -18,6 +19,7 @@ from lightning_normtheory.tangent_kernel import Outputs, TangentKernel
 __all__ = ["NTKLeastEigenvalue"]
 
 _LAMBDA = "ntk_lambda_min"
+_MANY_OUTPUTS, _MANY_ROWS = 100, 4096
 
 
 class NTKLeastEigenvalueDiagnostic(Diagnostic):
@@ -29,8 +31,10 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         "ntk_lambda_max",
         "ntk_condition_number",
         "ntk_effective_rank",
+        "ntk_samples",
         "ntk_seconds",
     )
+    needs_loss = False
     needs_outputs = True
 
     def __init__(self, samples: int = 128, outputs: Outputs = "trace") -> None:
@@ -60,6 +64,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             "ntk_lambda_max": found.lambda_max,
             "ntk_condition_number": found.condition_number,
             "ntk_effective_rank": found.effective_rank,
+            "ntk_samples": float(len(found.over_samples)),
             **_parts(found),
             **self._since_start(view, found),
             **self._theorem(found),
@@ -67,17 +72,22 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         targets = view.targets(self._samples)
         if targets is not None:
             alignment = label_alignment(found.over_samples, targets)
-            metrics.update({"ntk_label_alignment": alignment} if alignment == alignment else {})
+            metrics.update({} if math.isnan(alignment) else {"ntk_label_alignment": alignment})
         metrics["ntk_seconds"] = time.perf_counter() - begin
         self.names = tuple(metrics)
         return metrics
 
     def _remember(self, view: View, found: TangentKernel) -> None:
-        self._reference, self._fingerprint = found.kernel.cpu(), view.fingerprint(self._samples)
+        self._reference, self._fingerprint = found.kernel.cpu(), self._fingerprint_of(view)
         self._change_max = 0.0
 
+    def _fingerprint_of(self, view: View) -> int:
+        """Of the samples and of which kernel it is."""
+        return hash((view.fingerprint(self._samples), get_args(Outputs).index(self._outputs)))
+
     def _since_start(self, view: View, found: TangentKernel) -> dict[str, float]:
-        if self._reference is None or self._fingerprint != view.fingerprint(self._samples):
+        same = self._fingerprint == self._fingerprint_of(view)
+        if self._reference is None or not same or self._reference.shape != found.kernel.shape:
             # Of an iterable dataset, or on other samples than those of the checkpoint, this is the first kernel.
             self._remember(view, found)
             return {}
@@ -102,8 +112,19 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             return
         self._warned = True
         if found.deficiency:
-            rank_zero_warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. Measure it on fewer samples.")
-        if found.one_by_one:
+            remedy = "Remove them from the training set" if found.duplicates else "Measure it on fewer samples"
+            rank_zero_warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. {remedy}.")
+        if found.number_of_outputs > _MANY_OUTPUTS and self._outputs != "sum":
+            rank_zero_warn(
+                f"The tangent kernel takes a backward pass for each of {found.number_of_outputs} outputs. That of their"
+                " sum, outputs='sum' (in NormTheory: ntk_outputs='sum'), takes one; or measure every n-th epoch."
+            )
+        if len(found.kernel) > _MANY_ROWS:
+            rank_zero_warn(
+                f"The tangent kernel has {len(found.kernel)} rows: with its parts and the one in the checkpoint it "
+                f"takes {5 * found.kernel.nbytes / 1e9:.1f} GB. Measure it on fewer samples, or use outputs='trace'."
+            )
+        if found.one_by_one and math.isfinite(found.lambda_max):
             rank_zero_warn(
                 "The tangent kernel is computed sample by sample, exact but slow, in some parameters: "
                 f"{', '.join(found.one_by_one[:3])}{', …' if len(found.one_by_one) > 3 else ''}."
@@ -131,11 +152,11 @@ def _parts(found: TangentKernel) -> dict[str, float]:
         metrics = {f"ntk_{part}_share": share for part, share in shares.items()}
         metrics["ntk_direction_lambda_min"] = found.direction_lambda_min
         metrics["ntk_length_lambda_min"] = found.length_lambda_min
-        if found.crossover == found.crossover:
+        if math.isfinite(found.crossover):
             metrics["ntk_crossover"] = found.crossover
-    total = float(found.kernel.trace())
+    total = float(found.kernel.trace()) or 1.0
     for layer, parts in found.layers.items():
-        label = layer.replace(".", "_")
+        label = layer.replace(".", "_") or "module"
         traces = {part: float(getattr(parts, part).trace()) / total for part in shares}
         metrics[f"layers/ntk_share__{label}"] = sum(traces.values())
         if traces["direction"] or traces["length"]:
@@ -156,14 +177,15 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     * ``normtheory/ntk_lambda_min``: λ_min, and ``normtheory/ntk_lambda_min_floor``: what it can be off by. The theory's
       condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where that is not;
     * ``normtheory/ntk_lambda_max``, ``normtheory/ntk_condition_number`` (infinite below the floor) and
-      ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²;
+      ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²; ``normtheory/ntk_samples``: n;
     * ``normtheory/ntk_change``: ‖K − K₀‖_F/‖K₀‖_F against the kernel at fit start, and ``normtheory/ntk_change_max``,
-      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first one measured;
+      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first one measured. In a network with
+      BatchNorm, whose running statistics are not yet those of the data, K₀ changes with these alone;
     * ``normtheory/ntk_label_alignment``: the cosine between the centred kernel and that of the labels, where the batch
       is a pair (x, y);
     * with WeightNorm, ``normtheory/ntk_direction_share``, ``…_length_share``, ``…_rest_share``: the parts of the trace;
       ``normtheory/ntk_direction_lambda_min`` and ``normtheory/ntk_length_lambda_min``; ``normtheory/ntk_crossover`` =
-      √(λ_min(K_direction)/λ_min(K_length)), above 1 where the directions dominate;
+      √(λ_min(K_direction)/λ_min(K_length)), above 1 where the directions dominate, where both are above their floors;
     * for a network of DGM's form, ``normtheory/ntk_alpha``, ``…_lambda_0``, ``…_mu_0`` and
       ``normtheory/ntk_threshold``: λ₀/(2α²) for α ≤ 1, μ₀/2 for α > 1 (DGM, Theorems 4.1 and 4.2), with
       ``…_threshold_distance``, negative below;

@@ -131,11 +131,12 @@ class View:
                     outputs=outputs,
                     batch_stats=self._independent_stats,
                     layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
+                    seen=self._inputs(samples),
                 )
             self._kernels[key] = dataclasses.replace(
                 found,
                 one_by_one=tuple(name.removeprefix("module.") for name in found.one_by_one),
-                layers={name.removeprefix("module."): parts for name, parts in found.layers.items()},
+                layers={f"{name}.".removeprefix("module.").strip("."): x for name, x in found.layers.items()},
             )
         return self._kernels[key]
 
@@ -146,6 +147,8 @@ class View:
             data = batch.data
             if not isinstance(data, (tuple, list)) or len(data) < 2 or not has_samples(data[1], batch.samples):
                 return None
+            if data[1].dim() > 1 and not data[1].is_floating_point():
+                return None  # labels of a sequence, or of pixels
             found.append(data[1][:asked])
         return torch.cat(found) if len({y.shape[1:] for y in found}) == 1 else None
 
@@ -166,7 +169,16 @@ class View:
 
     def fingerprint(self, samples: int) -> int:
         """Of the first samples of the probe: other samples have another."""
-        return fingerprint((batch.data, batch.samples) for batch, _ in self._first(samples))
+        return fingerprint(
+            (some_samples(batch.data, batch.samples, slice(asked)), asked) for batch, asked in self._first(samples)
+        )
+
+    def _inputs(self, samples: int) -> list[tuple[Any, int, int]] | None:
+        """What the predictor sees of the first samples, where that is known: not the labels."""
+        if self._predict is not default_predict:
+            return None
+        pairs = [(batch.data, batch.samples, asked) for batch, asked in self._first(samples)]
+        return [(data[0] if isinstance(data, (tuple, list)) else data, n, asked) for data, n, asked in pairs]
 
     def _first(self, samples: int) -> list[tuple[ProbeBatch, int]]:
         """The batches that hold the first samples of the probe, and how many of them each."""
@@ -203,16 +215,16 @@ class View:
             pair = gathered[gathered[:, 0].argmax()]
         return float(pair[0]), float(pair[1])
 
-    def try_out(self, *, outputs: bool) -> None:
-        """Run the loss, and the predictor if it will be asked for ``outputs``, on the first batch, so that a mistake
-        shows before an epoch is spent.
+    def try_out(self, *, loss: bool, outputs: bool) -> None:
+        """Run the loss and the predictor, if they will be asked for, on the first batch, so that a mistake shows before
+        an epoch is spent.
 
         Raises:
             ValueError: that names the remedy. Running out of memory is no mistake of the set-up: it is reported later.
         """
-        trials: dict[str, Callable[[ProbeBatch], Any]] = {
-            "loss": lambda batch: require_graph(self._loss_of(batch, 0), "a loss")
-        }
+        trials: dict[str, Callable[[ProbeBatch], Any]] = {}
+        if loss:
+            trials["loss"] = lambda batch: require_graph(self._loss_of(batch, 0), "a loss")
         if outputs:
             trials["predict"] = self._predict_on
         trainable_parameters(self.model)

@@ -12,6 +12,7 @@ from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
 from lightning_normtheory.kernel_plan import (
     Evidence,
     Plan,
+    SamplesCoupled,
     StructureChanged,
     at_use,
     backward,
@@ -117,6 +118,7 @@ class Independent:
     @torch.no_grad()
     def _compare_uses(self, plan: Plan, found: "_Lazy", first: int) -> None:
         """The few samples that are among these; a portion of the outputs is not enough to compare."""
+        assert plan.evidence is not None
         weights = weights_of(found.by_output[0][0].new_empty(plan.cotangents))
         for leaf in self._structured:
             for index in plan.structured[leaf]:
@@ -132,7 +134,10 @@ class Independent:
         samples = len(together)
         values = _empty(self.one_by_one, samples, len(cotangents))
         for i in range(samples):
-            alone = self.network(some_samples(x, samples, slice(i, i + 1)), 1)
+            try:
+                alone = self.network(some_samples(x, samples, slice(i, i + 1)), 1)
+            except Exception as error:
+                raise SamplesCoupled from error
             Evidence(torch.tensor([i]), alone.detach(), []).compare_outputs(together, 0)
             _fill(values, i, alone, cotangents[:, None])
         return {leaf: _listed(value, folded) for leaf, value in values.items()}

@@ -32,7 +32,7 @@ class StructureChanged(Exception):  # no error: a request to do without
 
 
 class SamplesCoupled(Exception):  # no error: a request to go through the whole batch
-    """Samples have other outputs together than by themselves."""
+    """Samples have other outputs together than by themselves, or none."""
 
 
 @dataclass
@@ -145,8 +145,11 @@ def make_plan(
         cotangents_of: makes the cotangents (c, k) of a number k of outputs.
     """
     samples = len(which)
-    with _counting_saved() as saved:
-        output = network.with_leaves(x, samples)
+    try:
+        with _counting_saved() as saved:
+            output = network.with_leaves(x, samples)
+    except Exception as error:  # if the batch cannot be run either, that will show
+        raise SamplesCoupled from error
     k = output.shape[1]
     plan = Plan(k, saved_entries=saved.total // output.element_size() // samples)
     if not structured:
@@ -177,11 +180,12 @@ def make_plan(
         )
     for leaf, norms in zip(leaves.values(), exact):
         mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
-        factors_of_leaf = None
+        agrees = False
         with suppress(RuntimeError):  # of dtypes that do not mix, say
             triples = [(uses[i], plan.axes[i], [gradients[i]]) for i in mine]
             factors_of_leaf = leaf_factors(network.weights, leaf, triples, samples, folded=True)
-        if mine and factors_of_leaf is not None and _agrees(leaf, factors_of_leaf, samples, norms):
+            agrees = factors_of_leaf is not None and _agrees(leaf, factors_of_leaf, samples, norms)
+        if mine and agrees:
             plan.structured[leaf] = mine
         elif mine:
             plan.one_by_one += network.raw([leaf])

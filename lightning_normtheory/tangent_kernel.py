@@ -319,14 +319,15 @@ def _of_independent(
             pass
         except SamplesCoupled:
             break
+    source = Coupled(network, batches)
+    blocks = kernel_of(source)
     warnings.warn(
         "Some samples have other outputs by themselves than among the others: samples see each other, or the"
         " forward pass is random. The kernel is that of the whole batch, with one draw of whatever is random, and takes"
         " a backward pass for each sample and output.",
         stacklevel=5,
     )
-    source = Coupled(network, batches)
-    return source, kernel_of(source)
+    return source, blocks
 
 
 def _merged(batches: Sequence[_Batch]) -> list[tuple[Any, int]]:
@@ -419,8 +420,8 @@ def _rank_limit(model: nn.Module, source: Source, distinct: int, outputs: Output
 
 
 def _near_floor(found: TangentKernel) -> bool:
-    """Whether λ_min of the kernel, or of one of WeightNorm's parts, may be too near to its floor to be told from it. What
-    is not finite has overflown."""
+    """Whether λ_min of the kernel, or of one of WeightNorm's parts, may be too near to its floor to be told from it.
+    What is not finite has overflown."""
     if found.dtype == torch.float64:
         return False
     if not bool(torch.isfinite(found.kernel).all()):

@@ -167,6 +167,14 @@ STRUCTURED = {
     "sequence-first": Model(SequenceFirst, (3, 4)),
     "merged-axes": Model(Merged, (2, 3, 3)),
     "checkpointed": Model(Checkpointed),
+    "checkpointed-conv": Model(
+        lambda: Graph(
+            lambda m, x: m.out(checkpoint(m.block, x, use_reentrant=False).flatten(1)),
+            block=nn.Sequential(parametrized_weight_norm(nn.Conv1d(2, 4, 2)), nn.GroupNorm(2, 4), nn.Tanh()),
+            out=nn.Linear(12, 3),
+        ),
+        (2, 4),
+    ),
     "parameters": Model(Parameters, (3, 4), (6,)),
 }
 # With parameters whose gradients are taken sample by sample; of the language models that is the table of positions,

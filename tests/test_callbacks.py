@@ -32,7 +32,7 @@ RSC_NAMES = {"rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq",
 HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converged", "_hvps", "_seconds")}
 HESSIAN_NAMES |= {"hessian_edge", "hessian_edge_distance"}
 NTK_NAMES = {"ntk_lambda_min", "ntk_lambda_min_floor", "ntk_lambda_max", "ntk_condition_number", "ntk_effective_rank"}
-NTK_NAMES |= {"ntk_change", "ntk_change_max", "ntk_label_alignment", "ntk_seconds"}
+NTK_NAMES |= {"ntk_change", "ntk_change_max", "ntk_label_alignment", "ntk_samples", "ntk_seconds"}
 NTK_PARTS = {f"ntk_{part}_share" for part in ("direction", "length", "rest")}
 NTK_PARTS |= {"ntk_direction_lambda_min", "ntk_length_lambda_min", "ntk_crossover"}
 # Below the floor the least eigenvalue is rounding of either sign, and what is divided by it infinite.

@@ -133,24 +133,27 @@ def test_the_cheaper_way_is_taken():
 )
 @settings(max_examples=100, deadline=None)
 def test_the_axis_of_the_samples_is_found(samples, entries, others, position, major):
-    """From gradients that are zero at all samples but one."""
+    """From gradients that are multiplied by a factor for each sample."""
     position = min(position, len(others))
     truth = SampleAxis(position, entries, major or entries == 1)
     shape = [*others[:position], samples * entries, *others[position:]]
-    gradients = torch.zeros(samples, *shape)
+    gradient = random(*shape)
+    factors = 2.0 ** torch.arange(samples).double()
+    scaled = gradient.clone()
     for i in range(samples):
-        truth.in_front(gradients[i], samples)[i] = 1.0
-    assert find_sample_axis(gradients, range(len(shape))) == truth
+        truth.in_front(scaled, samples)[i] *= factors[i]
+    assert find_sample_axis(gradient, scaled, factors, range(len(shape))) == truth
 
 
 def test_an_axis_that_cannot_be_told_is_not_guessed():
-    dead = torch.zeros(3, 3, 3)  # no gradient at all, and two axes of the right length
-    assert find_sample_axis(dead, (0, 1)) is None
-    assert find_sample_axis(dead, (0,)) == SampleAxis(0, 1, True)
-    mixed = torch.ones(3, 6)
-    assert find_sample_axis(mixed, (0,)) is None
-    assert find_sample_axis(torch.ones(3, 4), (0,)) is None
-    assert find_sample_axis(torch.ones(3, 4), ()) is None
+    factors = torch.tensor([1.0, 2.0, 4.0])
+    dead = torch.zeros(3, 3)  # no gradient at all, and two axes of the right length
+    assert find_sample_axis(dead, dead, factors, (0, 1)) is None
+    assert find_sample_axis(dead, dead, factors, (0,)) == SampleAxis(0, 1, True)
+    mixed = torch.ones(6)
+    assert find_sample_axis(mixed, 3 * mixed, factors, (0,)) is None
+    assert find_sample_axis(torch.ones(4), torch.ones(4), factors, (0,)) is None
+    assert find_sample_axis(torch.ones(4), torch.ones(4), factors, ()) is None
 
 
 def test_another_number_of_samples_is_refused():

@@ -258,6 +258,14 @@ def test_alignment_is_a_cosine(seed, classes):
     assert label_alignment(one_hot @ one_hot.t() + 3.0, y) == pytest.approx(1.0)
 
 
+def test_kernels_of_other_sizes_are_refused():
+    K = torch.eye(6).double()
+    with pytest.raises(ValueError, match=r"same samples and outputs, but got \(6, 6\) and \(3, 3\)"):
+        kernel_change(K, torch.eye(3).double())
+    with pytest.raises(ValueError, match="over_samples"):
+        label_alignment(K, torch.arange(3))
+
+
 def test_alignment_with_constant_labels_is_undefined():
     assert math.isnan(label_alignment(torch.eye(3).double(), torch.zeros(3, dtype=torch.long)))
 

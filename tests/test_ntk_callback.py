@@ -138,13 +138,18 @@ def test_the_reference_survives_a_checkpoint(tmp_path):
     assert ours["diagnostics"]["ntk_lambda_min"]["reference"].shape == (10, 10)
 
 
-@pytest.mark.parametrize("changed", [{"samples": 8}, {"probe": 12}], ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [{"samples": 8}, {"samples": 9}, {"samples": 1}, {"probe": 8}, {"outputs": "sum"}, {"outputs": "full"}],
+    ids=str,
+)
 def test_a_reference_on_other_samples_is_dropped(tmp_path, changed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _, after = resumed(tmp_path, **changed)
     assert f"{NTK}change" not in after[2]
     assert 0 < after[3][f"{NTK}change"] < 1
+    assert not math.isnan(after[2][f"{NTK}lambda_min"])
 
 
 class Regression(pl.LightningModule):
@@ -245,7 +250,7 @@ def test_labels_that_are_no_tensor_are_left_out():
 def test_a_failure_does_not_stop_the_run():
     class Breaks(Seeded):
         def forward(self, x):
-            if self.trainer.current_epoch == 1 and len(x) == 3:
+            if self.trainer.current_epoch == 1 and len(x) == 20:
                 raise RuntimeError("no memory")
             return self.net(x)
 
@@ -253,3 +258,65 @@ def test_a_failure_does_not_stop_the_run():
         measured = fit(NTKLeastEigenvalue(), Breaks(), epochs=3)
     assert math.isnan(measured[1][f"{NTK}lambda_min"])
     assert measured[2][f"{NTK}lambda_min"] > 0
+
+
+def test_equal_inputs_with_different_labels_are_named():
+    x, y = tensors(20)
+    data = DataLoader(TensorDataset(torch.cat([x, x]), torch.cat([y, (y + 1) % 3])), 8)
+    with pytest.warns(UserWarning, match="20 samples occur again. Remove them"):
+        fit(NTKLeastEigenvalue(on_error="raise"), Seeded(), data=data)
+
+
+def test_many_outputs_are_named():
+    class Wide(Seeded):
+        def forward(self, x):
+            return self.net(x).repeat(1, 40)
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    with pytest.warns(UserWarning, match="each of 120 outputs. That of their sum, outputs='sum'"):
+        fit(NTKLeastEigenvalue(samples=5, on_error="raise"), Wide())
+
+
+def test_a_loss_is_not_needed():
+    """Manual optimisation is no obstacle."""
+
+    class Manual(Seeded):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(nn.functional.cross_entropy(self(batch[0]), batch[1]))
+            optimizer.step()
+
+    assert fit(NTKLeastEigenvalue(on_error="raise"), Manual())[1][f"{NTK}lambda_max"] > 0
+
+
+def test_a_dead_network_has_a_kernel_of_zeros():
+    class Dead(Seeded):
+        def forward(self, x):
+            return self.net(x) * 0.0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        measured = fit(NTKLeastEigenvalue(on_error="raise"), Dead())[1]
+    assert measured[f"{NTK}lambda_min"] == 0.0
+
+
+def test_parameters_of_the_module_itself_have_a_layer():
+    class Scaled(Seeded):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return self.gain * self.net(x)
+
+    measured = fit(NTKLeastEigenvalue(on_error="raise"), Scaled())[1]
+    layers = [name.split("__")[1] for name in measured if name.startswith("normtheory_layers/ntk_share")]
+    assert layers == ["module", "net_0", "net_2"]
+    assert measured[f"{NTK}samples"] == 20.0

@@ -1,9 +1,11 @@
 """The tangent kernel against full Jacobians, on the table of models."""
 
 import warnings
+from collections import UserDict
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils.parametrizations import weight_norm as parametrized_weight_norm
 
 from lightning_normtheory import empirical_ntk, gram, kernel_assembly
@@ -11,7 +13,7 @@ from lightning_normtheory.tangent_kernel import tangent_kernel_of_batches
 
 from hessian_cases import without_dropout
 from kernel_cases import KERNEL_MODELS, ONE_BY_ONE, STRUCTURED
-from models import MODELS, Graph
+from models import MODELS, Graph, hook_weight_norm
 from oracles import contract, dense_kernel, jacobian
 
 PARTS = ("kernel", "direction", "length", "rest")
@@ -150,7 +152,7 @@ def test_batch_statistics_are_those_of_each_batch():
 
 
 def test_dict_inputs():
-    model = Graph(lambda m, x: m.layer(x["a"] * x["scale"] + x["b"]), layer=torch.nn.Linear(4, 3).double())
+    model = Graph(lambda m, x: m.layer(x["a"] * x["scale"] + x["b"]), layer=nn.Linear(4, 3).double())
     a, b = torch.randn(2, 5, 4, dtype=torch.float64)
     found = empirical_ntk(model, {"a": a, "b": b, "scale": 2.0})
     torch.testing.assert_close(found.kernel, empirical_ntk(model.layer, 2 * a + b).kernel)
@@ -206,7 +208,7 @@ def test_half_precision_is_measured_in_single(dtype):
 
 
 def test_a_model_that_cannot_run_in_double_precision_keeps_its_floor():
-    layer = torch.nn.Linear(4, 3)
+    layer = nn.Linear(4, 3)
     constant = torch.randn(4, 4)
     model = Graph(lambda m, x: m.layer(x @ constant), layer=layer)
     with pytest.warns(UserWarning, match="could not be repeated in float64"):
@@ -217,12 +219,12 @@ def test_a_model_that_cannot_run_in_double_precision_keeps_its_floor():
 def test_a_parameter_in_an_unknown_place_is_not_overlooked():
     """It would not be lent in float64, and its part of the kernel would be missing."""
 
-    class Hidden(torch.nn.Module):
+    class Hidden(nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.randn(4, generator=torch.Generator().manual_seed(0)))
+            self.weight = nn.Parameter(torch.randn(4, generator=torch.Generator().manual_seed(0)))
             self.others = [self.weight]
-            self.layer = torch.nn.Linear(4, 3)
+            self.layer = nn.Linear(4, 3)
 
         def forward(self, x):
             return self.layer(x * self.others[0])
@@ -248,7 +250,7 @@ def test_the_spectrum_is_that_of_the_kernel():
 
 
 def test_more_rows_than_parameters_are_said_to_be_singular():
-    model, x = torch.nn.Linear(2, 3).double(), torch.randn(4, 2, dtype=torch.float64)
+    model, x = nn.Linear(2, 3).double(), torch.randn(4, 2, dtype=torch.float64)
     with pytest.warns(UserWarning, match="12 rows, but its rank is at most 9"):
         found = empirical_ntk(model, x, outputs="full")
     assert abs(found.lambda_min) <= found.floor
@@ -260,7 +262,7 @@ def test_more_rows_than_parameters_are_said_to_be_singular():
 
 def test_the_direction_across_a_unit_only():
     """p counts g and v, but no gradient of v has a component along v."""
-    layer = parametrized_weight_norm(torch.nn.Linear(3, 2, bias=False)).double()
+    layer = parametrized_weight_norm(nn.Linear(3, 2, bias=False)).double()
     x = torch.randn(7, 3, dtype=torch.float64)
     with pytest.warns(UserWarning, match="rank is at most 6"):
         found = empirical_ntk(layer, x, outputs="full")
@@ -283,21 +285,21 @@ def test_samples_that_occur_twice_are_said_to_be_singular():
 @pytest.mark.parametrize(
     ("model", "x", "error", "message"),
     [
-        (torch.nn.Linear(4, 3), torch.ones(0, 4), ValueError, "at least one sample"),
-        (torch.nn.Linear(4, 3), 3.0, TypeError, "samples in front"),
-        (Graph(lambda m, x: m.a(x).sum(), a=torch.nn.Linear(4, 3)), torch.ones(2, 4), TypeError, "samples in front"),
-        (Graph(lambda m, x: {"y": m.a(x)}, a=torch.nn.Linear(4, 3)), torch.ones(2, 4), TypeError, "forward"),
+        (nn.Linear(4, 3), torch.ones(0, 4), ValueError, "at least one sample"),
+        (nn.Linear(4, 3), 3.0, TypeError, "samples in front"),
+        (Graph(lambda m, x: m.a(x).sum(), a=nn.Linear(4, 3)), torch.ones(2, 4), TypeError, "samples in front"),
+        (Graph(lambda m, x: {"y": m.a(x)}, a=nn.Linear(4, 3)), torch.ones(2, 4), TypeError, "forward"),
         (
-            Graph(lambda m, x: m.a(x).flatten(), a=torch.nn.Linear(4, 3)),
+            Graph(lambda m, x: m.a(x).flatten(), a=nn.Linear(4, 3)),
             torch.ones(2, 4),
             ValueError,
             "row for each of 2 samples, but got shape \\(6,\\)",
         ),
-        (Graph(lambda m, x: m.a(x).argmax(1), a=torch.nn.Linear(4, 3)), torch.ones(2, 4), TypeError, "floating-point"),
-        (Graph(lambda m, x: m.a(x).detach(), a=torch.nn.Linear(4, 3)), torch.ones(2, 4), ValueError, "no graph"),
-        (Graph(lambda m, x: m.a(x)[:, :0], a=torch.nn.Linear(4, 3)), torch.ones(2, 4), ValueError, "got shape"),
-        (torch.nn.Linear(4, 3).requires_grad_(False), torch.ones(2, 4), ValueError, "trainable"),
-        (torch.nn.LazyLinear(3), torch.ones(2, 4), ValueError, "lazy"),
+        (Graph(lambda m, x: m.a(x).argmax(1), a=nn.Linear(4, 3)), torch.ones(2, 4), TypeError, "floating-point"),
+        (Graph(lambda m, x: m.a(x).detach(), a=nn.Linear(4, 3)), torch.ones(2, 4), ValueError, "no graph"),
+        (Graph(lambda m, x: m.a(x)[:, :0], a=nn.Linear(4, 3)), torch.ones(2, 4), ValueError, "got shape"),
+        (nn.Linear(4, 3).requires_grad_(False), torch.ones(2, 4), ValueError, "trainable"),
+        (nn.LazyLinear(3), torch.ones(2, 4), ValueError, "lazy"),
     ],
 )
 def test_bad_input_is_named(model, x, error, message):
@@ -306,7 +308,7 @@ def test_bad_input_is_named(model, x, error, message):
 
 
 def test_bad_options_are_named():
-    model, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
     with pytest.raises(ValueError, match="'full', 'trace' or 'sum', but got 'all'"):
         empirical_ntk(model, x, outputs="all")
     with pytest.raises(ValueError, match=r"torch.float64 or None, but got torch.float16"):
@@ -316,28 +318,283 @@ def test_bad_options_are_named():
 
 
 def test_dropout_is_off():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 3)).double()
+    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double()
     x, _ = MODELS["mlp"].data()
     expected = empirical_ntk(model.eval(), x)
     assert torch.equal(empirical_ntk(model.train(), x).kernel, expected.kernel)
     assert model[1].training
 
 
-def test_samples_that_see_each_other():
-    """The derivative goes through the batch, and a warning says so."""
-    model = Graph(
-        lambda m, x: m.b(torch.tanh(m.a(x) - m.a(x).mean(0))), a=torch.nn.Linear(4, 5), b=torch.nn.Linear(5, 3)
-    ).double()
-    x, _ = MODELS["mlp"].data()
-    with pytest.warns(UserWarning, match="samples see each other"):
-        found = empirical_ntk(model, x)
-    assert found.coupled
+def first_kernel(model, x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return empirical_ntk(model.double(), x)
+
+
+def graph_of_samples(edges):
+    """A network that adds to some samples what another one has."""
+
+    def connect(m, x):
+        h = m.a(x).tanh()
+        others = [h[[j for k, j in edges if k == i]].sum(0) for i in range(len(x))]
+        return m.b((h + torch.stack(others)).tanh())
+
+    return connect
+
+
+COUPLED = {
+    "centred": lambda m, x: m.b(torch.tanh(m.a(x) - m.a(x).mean(0))),
+    "causal": lambda m, x: m.b(m.a(x).tanh().cumsum(0).tanh()),
+    "the last two": graph_of_samples([(-1, -2)]),
+    "neighbours": lambda m, x: m.b(m.a(x + 0.1 * x.roll(1, 0)).tanh()),
+    "random": lambda m, x: m.b(nn.functional.dropout(m.a(x), 0.5, training=True)),
+}
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 7, 20])
+@pytest.mark.parametrize("name", ["centred", "causal", "neighbours"])
+def test_samples_that_see_each_other(name, n):
+    """The derivative goes through the batch, however few samples there are."""
+    model = Graph(COUPLED[name], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    x, _ = MODELS["mlp"].data(n)
+    found = first_kernel(model, x)
     assert_equal(found, dense_kernel(model, x, "trace"))
+
+
+def test_a_warning_says_that_samples_see_each_other():
+    model = Graph(COUPLED["centred"], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    with pytest.warns(UserWarning, match="samples see each other"):
+        assert empirical_ntk(model, MODELS["mlp"].data(20)[0]).coupled
+
+
+@pytest.mark.parametrize("edges", [[(3, 4), (4, 5)], [(0, 1), (5, 4)], [(1, 2)]], ids=str)
+def test_a_few_samples_that_see_each_other(edges):
+    model = Graph(graph_of_samples(edges), a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    x, _ = MODELS["mlp"].data(6)
+    assert_equal(first_kernel(model, x), dense_kernel(model, x, "trace"))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 3), nn.GRU(4, 3), nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)])
+@pytest.mark.parametrize("n", [2, 3, 5, 12])
+def test_a_forgotten_batch_first(layer, n):
+    """A recurrent layer then takes the samples for a sequence."""
+    model = Graph(
+        lambda m, x: m.out((m.layer(x)[0] if isinstance(m.layer, nn.RNNBase) else m.layer(x))[:, -1]),
+        layer=layer,
+        out=nn.Linear(3 if isinstance(layer, nn.RNNBase) else 4, 2),
+    ).double()
+    x = torch.randn(n, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert_equal(first_kernel(model, x), dense_kernel(model, x, "trace"))
+
+
+@pytest.mark.parametrize("numbers", [1, 40, 200])
+def test_portions_of_samples_that_see_each_other(numbers, monkeypatch):
+    monkeypatch.setattr(kernel_assembly, "_BYTES", 8 * numbers)
+    model = Graph(COUPLED["centred"], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    x, _ = MODELS["mlp"].data()
+    assert_equal(first_kernel(model, x), dense_kernel(model, x, "trace"))
+
+
+@pytest.mark.parametrize("sizes", [[20], [8, 8, 4]], ids=str)
+def test_whatever_is_random_is_drawn_once(sizes):
+    """So that it is the kernel of one function, a Gram matrix."""
+    model = Graph(COUPLED["random"], a=nn.Linear(4, 50), b=nn.Linear(50, 3)).double()
+    x, _ = MODELS["mlp"].data(20)
+    with pytest.warns(UserWarning, match="one draw"):
+        found = tangent_kernel_of_batches(model, [(part, len(part), len(part)) for part in x.split(sizes)])
+    assert found.lambda_min >= -found.floor
+
+
+@pytest.mark.parametrize("order", [[3, 2, 1, 5, 4, 6], [1, 2, 3, 4, 6, 5], [2, 1, 3, 4, 5, 6]], ids=str)
+@pytest.mark.parametrize("copies", [1, 4])
+def test_samples_sorted_inside(order, copies):
+    """As by their length."""
+
+    def connect(m, x):
+        index = x[:, 0].argsort(descending=True)
+        return m.b(m.a(x[index]).tanh())[index.argsort()]
+
+    model = Graph(connect, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    x, _ = MODELS["mlp"].data(6 * copies)
+    x[:, 0] = torch.tensor(order * copies) + 10 * torch.arange(6 * copies) // 6
+    assert_equal(first_kernel(model, x), dense_kernel(model, x, "trace"))
+
+
+@pytest.mark.parametrize("lengths", [[2, 2, 2, 2, 1], [2, 1, 2, 1, 2], [1, 1, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize("copies", [1, 4])
+def test_packed_sequences(lengths, copies):
+    lengths = lengths * copies
+
+    def connect(m, x):
+        index = x[:, 0, 0].long()
+        packed = nn.utils.rnn.pack_padded_sequence(x, index, batch_first=True, enforce_sorted=False)
+        return m.out(m.lstm(packed)[1][0][0])
+
+    model = Graph(connect, lstm=nn.LSTM(2, 3, batch_first=True), out=nn.Linear(3, 2)).double()
+    x = torch.randn(len(lengths), 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[:, 0, 0] = torch.tensor(lengths).double()
+    assert_equal(first_kernel(model, x), dense_kernel(model, x, "trace"))
+
+
+def test_tokens_without_their_padding():
+    def connect(m, x):
+        mask = x[..., 0] > 0
+        out = x.new_zeros(*x.shape[:2], 3)
+        return out.masked_scatter(mask[..., None], m.a(x[mask]).tanh()).sum(1)
+
+    model = Graph(connect, a=nn.Linear(4, 3)).double()
+    x = torch.randn(12, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert_equal(first_kernel(model, x), dense_kernel(model, x, "trace"))
+
+
+def test_a_transposed_parameter_that_the_few_samples_do_not_use():
+    weight = nn.Parameter(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = weight
+
+        def forward(self, x):
+            mask = (x[:, :1, :1] > 0).to(x)
+            norm = nn.functional.layer_norm
+            return (norm(x, (3, 3), self.w) + mask * norm(x, (3, 3), self.w.t())).flatten(1)
+
+    x = torch.randn(9, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[[0, 1, 2, 3, 5, 6, 7, 8], 0, 0] = -1.0
+    x[4, 0, 0] = 1.0
+    assert_equal(first_kernel(Masked(), x), dense_kernel(Masked(), x, "trace"))
+
+
+def test_a_forward_pass_that_writes_into_its_input():
+    model = Graph(lambda m, x: m.a(x.sub_(0.5).div_(0.25)).tanh(), a=nn.Linear(4, 3)).double()
+    x, _ = MODELS["mlp"].data(12)
+    before = x.clone()
+    found = empirical_ntk(model, x)
+    assert torch.equal(x, before)
+    assert not found.coupled
+    assert_equal(found, dense_kernel(model, x, "trace"))
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_model_that_squeezes(n):
+    bilinear = nn.Bilinear(4, 4, 1)
+    model = Graph(lambda m, x: m.a(x, x).squeeze(), a=bilinear).double()
+    x, _ = MODELS["mlp"].data(n)
+    found = empirical_ntk(model, x)
+    plain = Graph(lambda m, x: m.a(x, x), a=bilinear)
+    assert_equal(found, dense_kernel(plain, x, "trace"))
+
+
+def test_complex_values_inside():
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(3, dtype=torch.float64))
+            self.layer = nn.Linear(4, 3).double()
+
+        def forward(self, x):
+            return torch.fft.ifft(torch.fft.fft(self.layer(x).tanh()) * self.gain).real
+
+    model, (x, _) = Spectral(), MODELS["mlp"].data()
+    found = empirical_ntk(model, x)
+    assert found.one_by_one == ("gain",)
+    assert_equal(found, dense_kernel(model, x, "trace"))
+
+
+def test_autocast_is_off():
+    model, x = MODELS["mlp"].make(torch.float32), MODELS["mlp"].data(dtype=torch.float32)[0]
+    expected = empirical_ntk(model, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(empirical_ntk(model, x).kernel, expected.kernel)
+
+
+def test_products_that_overflow_are_repeated_in_double_precision():
+    x = 1e20 * torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    found = empirical_ntk(nn.Linear(4, 1), x)
+    assert found.dtype == torch.float64
+    assert found.lambda_max > 1e38
+
+
+def test_a_model_that_insists_on_its_dtype_keeps_its_kernel():
+    def connect(m, x):
+        assert x.dtype == torch.float32
+        return m.a(x)
+
+    with pytest.warns(UserWarning, match="could not be repeated in float64: AssertionError"):
+        found = empirical_ntk(Graph(connect, a=nn.Linear(4, 3)), near_duplicates(1e-4)[[0, 1, 6]])
+    assert found.dtype == torch.float32
+
+
+def test_parts_near_their_floor_are_measured_in_double_precision():
+    """The least eigenvalue of the lengths can be lost where that of the kernel is not."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(10, 64), nn.Linear(64, 64), nn.Linear(64, 1))
+    first, second, third = map(parametrized_weight_norm, layers)
+    model = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), third)
+    x = torch.randn(100, 10)
+    found, exact = empirical_ntk(model, x), empirical_ntk(model, x, dtype=torch.float64)
+    assert found.dtype == torch.float64
+    assert found.crossover == pytest.approx(exact.crossover)
+
+
+def test_a_kernel_that_is_zero():
+    model = Graph(lambda m, x: m.a(x) * 0.0, a=nn.Linear(4, 3)).double()
+    found = first_kernel(model, MODELS["mlp"].data()[0])
+    assert found.lambda_min == found.lambda_max == found.effective_rank == 0.0
+    assert found.shares == {"direction": 0.0, "length": 0.0, "rest": 0.0}
+
+
+def test_the_rank_of_a_direction_with_a_second_use():
+    layer = hook_weight_norm(nn.Linear(3, 2, bias=False))
+    model = Graph(lambda m, x: (m.a(x).tanh() + x @ m.a.weight_v.t()).tanh(), a=layer).double()
+    x = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = empirical_ntk(model, x, outputs="full")
+    assert found.rank_limit == 8 == int(torch.linalg.matrix_rank(found.kernel))
+
+
+def test_a_mapping_that_is_no_dict():
+    x, _ = MODELS["mlp"].data(9)
+    model = Graph(lambda m, x: m.a(x["ids"], x["ids"]), a=nn.Bilinear(4, 4, 2)).double()
+    found = tangent_kernel_of_batches(model, [(UserDict(ids=x), 9, 9)])
+    expected = dense_kernel(Graph(lambda m, x: m.a(x, x), a=model.a), x, "trace")
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("asked", [3, 4, 5])
+def test_a_constant_beside_the_samples(asked):
+    """Whatever is as long as the number of samples asked for."""
+    x, _ = MODELS["mlp"].data(14)
+    constant = torch.arange(4).double()
+    model = Graph(lambda m, x: m.a(x["x"] * x["constant"]).tanh(), a=nn.Linear(4, 3)).double()
+    batches = [({"x": part, "constant": constant}, 7, asked) for part in x.split(7)]
+    found = tangent_kernel_of_batches(model, batches)
+    expected = dense_kernel(
+        nn.Sequential(model.a, nn.Tanh()), torch.cat([part[:asked] for part in x.split(7)]) * constant, "trace"
+    )
+    assert_equal(found, expected)
+
+
+def test_what_autograd_keeps_is_part_of_a_portion(monkeypatch):
+    """Also of layers without parameters."""
+    model = nn.Sequential(nn.Linear(4, 8), *[Graph(lambda m, x: x.sin()) for _ in range(50)]).double()
+    handled = []
+    gradients = kernel_assembly.Independent.gradients
+    monkeypatch.setattr(
+        kernel_assembly.Independent,
+        "gradients",
+        lambda self, group, which, *rest: handled.append(which) or gradients(self, group, which, *rest),
+    )
+    monkeypatch.setattr(kernel_assembly, "_BYTES", 8 * 4 * 50 * 8)  # eight samples and what is kept of them
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        empirical_ntk(model, torch.randn(32, 4, dtype=torch.float64), outputs="sum")
+    assert 4 <= max(which.stop - which.start for which in handled) <= 8
 
 
 def test_samples_in_another_order_inside():
     """The structure does not hold, and is not used."""
-    model = Graph(lambda m, x: m.a(x.flip(0)).tanh().flip(0), a=torch.nn.Linear(4, 3)).double()
+    model = Graph(lambda m, x: m.a(x.flip(0)).tanh().flip(0), a=nn.Linear(4, 3)).double()
     x, _ = MODELS["mlp"].data()
     found = empirical_ntk(model, x)
     assert not found.coupled
@@ -348,8 +605,8 @@ def test_a_graph_that_depends_on_the_samples():
     """The first samples take another way than the batch."""
     model = Graph(
         lambda m, x: m.b(m.a(x).tanh() if len(x) <= 3 else m.a(x).tanh() * 1.0 + m.a.bias * 0.0),
-        a=torch.nn.Linear(4, 5),
-        b=torch.nn.Linear(5, 3),
+        a=nn.Linear(4, 5),
+        b=nn.Linear(5, 3),
     ).double()
     x, _ = MODELS["mlp"].data()
     found = empirical_ntk(model, x)
@@ -404,5 +661,5 @@ def test_no_weight_gradients_are_computed(monkeypatch):
     monkeypatch.setattr(torch.autograd, "grad", watch)
     case = MODELS["wn-hook-dim-0"]
     empirical_ntk(case.make(), case.data(20)[0])
-    assert [samples for samples, tensors in asked if any(tensors)] == [3]
+    assert [samples for samples, tensors in asked if any(tensors)] == [8]
     assert sum(samples == 20 for samples, _ in asked) == 3  # one for each output
