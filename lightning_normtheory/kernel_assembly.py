@@ -119,16 +119,16 @@ class Independent:
     def _compare_uses(self, plan: Plan, found: "_Lazy", first: int) -> None:
         """The few samples that are among these; a portion of the outputs is not enough to compare."""
         assert plan.evidence is not None
+        mine, theirs = plan.evidence.common(first, found.samples)
         weights = weights_of(found.by_output[0][0].new_empty(plan.cotangents))
-        for leaf in self._structured:
-            for index in plan.structured[leaf]:
-                gradient = sum(weight * each[index] for weight, each in zip(weights, found.by_output))
-                try:
-                    with self.network.weights.in_backward():
-                        seen = at_use(found.uses[index], plan.axes[index], gradient, found.samples)
-                except ValueError as error:  # another number of entries
-                    raise StructureChanged from error
-                plan.evidence.compare_use(index, seen, first)
+        for index in (index for leaf in self._structured for index in plan.structured[leaf]):
+            gradients = [each[index] for each in found.by_output]
+            try:
+                with self.network.weights.in_backward():
+                    seen = at_use(found.uses[index], plan.axes[index], gradients, weights, found.samples, theirs)
+            except ValueError as error:  # another number of entries
+                raise StructureChanged from error
+            plan.evidence.compare_use(index, mine, seen)
 
     def _one_by_one(self, x: Any, together: Tensor, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
         samples = len(together)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_normtheory.kernel_factors import LeafFactors, Part, Weight, add_parts, join, site_factors
 from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
-from lightning_normtheory.parameter_uses import Outer, Use, parameter_uses
+from lightning_normtheory.parameter_uses import Outer, Use, hands_on, parameter_uses
 from lightning_normtheory.sample_axis import SampleAxis, find_sample_axis
 
 __all__ = [
@@ -91,21 +91,21 @@ class Evidence:
         Raises:
             SamplesCoupled: if these outputs, of the samples from ``first`` on, are others.
         """
-        mine, theirs = self._common(first, len(together))
+        mine, theirs = self.common(first, len(together))
         if not _close(together[theirs], self.outputs[mine]):
             raise SamplesCoupled
 
-    def compare_use(self, index: int, found: Sequence[Tensor], first: int) -> None:
+    def compare_use(self, index: int, mine: Tensor, found: Sequence[Tensor]) -> None:
         """
         Raises:
-            StructureChanged: if the gradient or what entered, with the samples in front, is another.
+            StructureChanged: if the gradients of some of these samples, or what entered, are others.
         """
-        mine, theirs = self._common(first, len(found[0]))
-        for expected, all_samples in zip(self.at_uses[index], found):
-            if not _close(all_samples[theirs], expected[mine]):
+        for expected, theirs in zip(self.at_uses[index], found):
+            if not _close(theirs, expected[mine]):
                 raise StructureChanged
 
-    def _common(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+    def common(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """The places of those that are among ``count`` samples from ``first`` on: here, and there."""
         inside = (self.which >= first) & (self.which < first + count)
         return inside.nonzero()[:, 0], self.which[inside] - first
 
@@ -176,7 +176,10 @@ def make_plan(
         plan.evidence = Evidence(
             which,
             output.detach(),
-            [at_use(use, axis, gradient, samples) for use, axis, gradient in zip(uses, plan.axes, gradients)],
+            [
+                at_use(use, axis, [gradient], factors[:1], samples, torch.arange(samples))
+                for use, axis, gradient in zip(uses, plan.axes, gradients)
+            ],
         )
     for leaf, norms in zip(leaves.values(), exact):
         mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
@@ -193,23 +196,26 @@ def make_plan(
 
 
 @torch.no_grad()
-def at_use(use: Use, axis: SampleAxis | None, gradient: Tensor, samples: int) -> tuple[Tensor, ...]:
-    """The gradient at a use, and what entered there, with the samples in front; nothing without an axis."""
+def at_use(
+    use: Use, axis: SampleAxis | None, gradients: Sequence[Tensor], weights: Tensor, samples: int, which: Tensor
+) -> tuple[Tensor, ...]:
+    """Of some samples the mixture of the gradients at a use, and what entered there; nothing without an axis."""
     if axis is None:
         return ()
-    in_front = axis.in_front(gradient, samples)
-    return (in_front, use.site.entering(axis, samples)) if isinstance(use.site, Outer) else (in_front,)
+    mixed = torch.stack([w * axis.in_front(b, samples)[which] for w, b in zip(weights, gradients)]).sum(0)
+    return (mixed, use.site.entering(axis, samples)[which]) if isinstance(use.site, Outer) else (mixed,)
 
 
 class _Saved:
-    """Bytes that autograd keeps."""
+    """Bytes that autograd keeps of the samples, not of the weights."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
         self.total = 0
 
     def pack(self, tensor: Tensor) -> Tensor:
-        if not tensor.is_leaf and tensor.data_ptr() not in self._seen:
+        weight = tensor.grad_fn is None or hands_on(tensor.grad_fn)
+        if not weight and tensor.data_ptr() not in self._seen:
             self._seen.add(tensor.data_ptr())
             self.total += tensor.numel() * tensor.element_size()
         return tensor.detach()  # an output that an operation keeps of itself would never be let go

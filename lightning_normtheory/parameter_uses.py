@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 from lightning_normtheory.graphs import nodes
 from lightning_normtheory.sample_axis import SampleAxis
 
-__all__ = ["Elementwise", "Lookup", "Outer", "Site", "Use", "parameter_uses"]
+__all__ = ["Elementwise", "Lookup", "Outer", "Site", "Use", "hands_on", "parameter_uses"]
 
 
 class Site:
@@ -227,12 +227,16 @@ def _behind(node: Any, wanted: set[int]) -> tuple[Tensor, bool] | None:
         variable = getattr(node, "variable", None)
         if variable is not None:
             return (variable, transposed) if id(variable) in wanted else None
-        if node.name() == "TBackward0":
-            transposed = not transposed
-        elif node.name() != "CloneBackward0":
+        if not hands_on(node):
             return None
+        transposed = transposed != (node.name() == "TBackward0")
         node = node.next_functions[0][0]
     return None
+
+
+def hands_on(node: Any) -> bool:
+    """Whether an operation gives what it gets, at most transposed: what happens to weights before they are used."""
+    return node.name() in ("CloneBackward0", "TBackward0")
 
 
 # -- one rule for each operation: of the node, the index of the argument, the leaf, whether it is transposed -----------
