@@ -270,7 +270,8 @@ def _measure(
     layers: bool,
     seen: Sequence[_Batch] | None,
 ) -> TangentKernel:
-    converted = None if dtype is None else Converted(model, dtype)
+    already = all(p.dtype == dtype for p in model.parameters())
+    converted = None if dtype is None or already else Converted(model, dtype)
 
     def begin() -> None:
         afresh()
