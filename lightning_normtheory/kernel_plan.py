@@ -156,43 +156,56 @@ def make_plan(
         plan.one_by_one = list(network.parameters)
         plan.evidence = Evidence(which, output.detach(), [])
         return plan
-    leaves = {id(leaf.tensor): leaf for leaf in network.leaves()}
     uses = all_uses(network, output)
     if _entangled(network, uses):
         network.compose()
         return make_plan(network, x, which, cotangents_of)
     cotangents = cotangents_of(k).to(output)
     mixed, plan.cotangents = weights_of(cotangents) @ cotangents, len(cotangents)
+    gradients = _look_at_uses(plan, network, output, uses, which, mixed)
+    _sort_leaves(plan, network, output, uses, gradients, mixed)
+    return plan
+
+
+def _look_at_uses(
+    plan: Plan, network: Network, output: Tensor, uses: Sequence[Use], which: Tensor, mixed: Tensor
+) -> list[Tensor]:
+    """Note where the samples are, and what to find again; returns the gradients at the uses."""
+    samples = len(which)
     factors = 2.0 ** torch.arange(samples, dtype=output.dtype, device=output.device)  # multiplied with no rounding
     gradients = backward(network, output, uses, mixed.expand(samples, -1))
     scaled = backward(network, output, uses, torch.outer(factors, mixed))
     plan.graph = _describe(uses)
     plan.entries = sum(gradient.numel() for gradient in gradients) // samples
+    seen = []
     for use, gradient, multiple in zip(uses, gradients, scaled):
         axes = use.site.axes(gradient.dim()) if use.site is not None else ()
-        plan.axes.append(find_sample_axis(gradient, multiple, factors, axes))
+        axis = find_sample_axis(gradient, multiple, factors, axes)
+        with network.weights.in_backward():
+            seen.append(at_use(use, axis, [gradient], factors[:1], samples, torch.arange(samples)))
+        plan.axes.append(axis)
+    plan.evidence = Evidence(which, output.detach(), seen)
+    return gradients
+
+
+def _sort_leaves(
+    plan: Plan, network: Network, output: Tensor, uses: Sequence[Use], gradients: Sequence[Tensor], mixed: Tensor
+) -> None:
+    """Into those whose structure gives what autograd gives, and the others."""
+    leaves = network.leaves()
     with network.weights.in_backward():
-        exact = _exact_norms(output, mixed, list(leaves.values()))
-        plan.evidence = Evidence(
-            which,
-            output.detach(),
-            [
-                at_use(use, axis, [gradient], factors[:1], samples, torch.arange(samples))
-                for use, axis, gradient in zip(uses, plan.axes, gradients)
-            ],
-        )
-    for leaf, norms in zip(leaves.values(), exact):
+        exact = _exact_norms(output, mixed, leaves)
+    for leaf, norms in zip(leaves, exact):
         mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
         agrees = False
         with suppress(RuntimeError):  # of dtypes that do not mix, say
             triples = [(uses[i], plan.axes[i], [gradients[i]]) for i in mine]
-            factors_of_leaf = leaf_factors(network.weights, leaf, triples, samples, folded=True)
-            agrees = factors_of_leaf is not None and _agrees(leaf, factors_of_leaf, samples, norms)
+            factors = leaf_factors(network.weights, leaf, triples, len(output), folded=True)
+            agrees = factors is not None and _agrees(leaf, factors, len(output), norms)
         if mine and agrees:
             plan.structured[leaf] = mine
         elif mine:
             plan.one_by_one += network.raw([leaf])
-    return plan
 
 
 @torch.no_grad()
