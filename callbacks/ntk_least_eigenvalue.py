@@ -111,6 +111,8 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         if self._warned:
             return
         self._warned = True
+        if found.remark:
+            rank_zero_warn(found.remark)
         if found.deficiency:
             remedy = "Remove them from the training set" if found.duplicates else "Measure it on fewer samples"
             rank_zero_warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. {remedy}.")

@@ -24,6 +24,11 @@ from lightning_normtheory.untouched import untouched
 __all__ = ["KernelParts", "Outputs", "TangentKernel", "empirical_ntk", "tangent_kernel_of_batches"]
 
 Outputs = Literal["full", "trace", "sum"]
+_SEE_EACH_OTHER = (
+    "Some samples have other outputs by themselves than among the others: samples see each other, or the forward pass"
+    " is random. The kernel is that of the whole batch, with one draw of whatever is random, and takes a backward pass"
+    " for each sample and output."
+)
 # λ_min is accurate to 1 % where it is so many times its floor.
 _NEAR = 100
 
@@ -55,6 +60,7 @@ class TangentKernel:
         duplicates: how many samples have occurred before.
         one_by_one: names of the parameters whose gradients were taken sample by sample.
         coupled: whether samples see each other, so that the derivative goes through the batch.
+        remark: what must be said of that, if they do for another reason than the statistics of a BatchNorm.
         layers: the parts of each layer, by module name, if asked for.
     """
 
@@ -71,6 +77,7 @@ class TangentKernel:
     duplicates: int = 0
     one_by_one: tuple[str, ...] = ()
     coupled: bool = False
+    remark: str = ""
     layers: Mapping[str, KernelParts] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -195,6 +202,8 @@ def empirical_ntk(
     found = tangent_kernel_of_batches(
         model, [(x, n, n)], outputs=outputs, batch_stats=batch_stats, dtype=dtype, layers=layers
     )
+    if found.remark:
+        warnings.warn(found.remark, stacklevel=2)
     if found.deficiency:
         warnings.warn(f"{found.deficiency}. λ_min is zero, up to rounding.", stacklevel=2)
     return found
@@ -210,7 +219,7 @@ def tangent_kernel_of_batches(
     layers: bool = False,
     seen: Sequence[tuple[Any, int, int]] | None = None,
 ) -> TangentKernel:
-    """As `empirical_ntk`, of the samples of several batches, without a warning.
+    """As `empirical_ntk`, of the samples of several batches; what there is to say is in the result, not in a warning.
 
     Args:
         batches: inputs, each with the number of samples in it and of those, from the first on, that are asked for.
@@ -321,14 +330,7 @@ def _of_independent(
         except SamplesCoupled:
             break
     source = Coupled(network, batches)
-    blocks = kernel_of(source)
-    warnings.warn(
-        "Some samples have other outputs by themselves than among the others: samples see each other, or the"
-        " forward pass is random. The kernel is that of the whole batch, with one draw of whatever is random, and takes"
-        " a backward pass for each sample and output.",
-        stacklevel=5,
-    )
-    return source, blocks
+    return source, kernel_of(source)
 
 
 def _merged(batches: Sequence[_Batch]) -> list[tuple[Any, int]]:
@@ -400,6 +402,7 @@ def _result(
         duplicates=sum(source.sizes) - distinct,
         one_by_one=one_by_one,
         coupled=isinstance(source, Coupled),
+        remark=_SEE_EACH_OTHER if isinstance(source, Coupled) and not with_batch_statistics(model) else "",
         layers={name: KernelParts(**matrices) for name, matrices in blocks.items() if name is not None},
     )
 

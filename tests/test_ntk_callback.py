@@ -320,3 +320,14 @@ def test_parameters_of_the_module_itself_have_a_layer():
     layers = [name.split("__")[1] for name in measured if name.startswith("normtheory_layers/ntk_share")]
     assert layers == ["module", "net_0", "net_2"]
     assert measured[f"{NTK}samples"] == 20.0
+
+
+def test_samples_that_see_each_other_are_named_once():
+    class Centred(Seeded):
+        def forward(self, x):
+            return self.net(x - x.mean(0))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(NTKLeastEigenvalue(on_error="raise"), Centred(), epochs=3)
+    assert sum("samples see each other" in str(w.message) for w in caught) == 1
