@@ -171,10 +171,11 @@ class WeightNormMap:
 
     def pulled_norms(self, a: Tensor) -> tuple[float, float]:
         """‖∂L/∂g‖² and ‖∂L/∂v‖² of what `pull` gives, without making it: c² and s²(‖a‖² − c²), summed over units."""
-        a = self._units(a)
-        c = self._dot(self._unit, a)
-        across = self._dot(a, a) - c.square()
-        return float(c.square().sum()), float((self._scale.square() * across).sum())
+        a = self._units(a).to(self._unit.dtype)
+        # Rows times columns, which take no memory, unlike products that are then summed.
+        along = torch.bmm(self._unit[:, None], a[:, :, None]).flatten().square()
+        across = torch.bmm(a[:, None], a[:, :, None]).flatten() - along
+        return float(along.sum()), float((self.scale.square() * across).sum())
 
     def set_slope(self, a: Tensor) -> None:
         """Remember a, for `pull_tangent`."""
