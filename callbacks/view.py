@@ -19,12 +19,14 @@ from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian, Memory
 from lightning_normtheory.infinite_width import DGMForm, dgm_form
 from lightning_normtheory.inputs import has_samples, require_graph, some_samples, trainable_parameters
+from lightning_normtheory.kernel_measurement import tangent_kernel_of_batches
 from lightning_normtheory.kernel_rank import fingerprint
 from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.predictor_hessian import predictor_hessian
 from lightning_normtheory.rsc import RSC, flat_gradient
+from lightning_normtheory.sample_batches import SampleBatch
 from lightning_normtheory.snapshot import Snapshot
-from lightning_normtheory.tangent_kernel import Outputs, TangentKernel, tangent_kernel_of_batches
+from lightning_normtheory.tangent_kernel import Outputs, TangentKernel
 from lightning_normtheory.untouched import untouched
 
 __all__ = ["BatchFunction", "FailedElsewhereError", "View", "default_predict", "training_step_loss"]
@@ -127,7 +129,10 @@ class View:
             with self._measuring():
                 found = tangent_kernel_of_batches(
                     _Predictor(self.model, self._predict),
-                    [(self._on_device(batch), batch.samples, asked) for batch, asked in self._first(samples)],
+                    [
+                        SampleBatch(self._on_device(batch), batch.samples, asked)
+                        for batch, asked in self._first(samples)
+                    ],
                     outputs=outputs,
                     batch_stats=self._independent_stats,
                     layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
@@ -170,15 +175,15 @@ class View:
     def fingerprint(self, samples: int) -> int:
         """Of the first samples of the probe: other samples have another."""
         return fingerprint(
-            (some_samples(batch.data, batch.samples, slice(asked)), asked) for batch, asked in self._first(samples)
+            (SampleBatch(batch.data, batch.samples, asked).first, asked) for batch, asked in self._first(samples)
         )
 
-    def _inputs(self, samples: int) -> list[tuple[Any, int, int]] | None:
+    def _inputs(self, samples: int) -> list[SampleBatch] | None:
         """What the predictor sees of the first samples, where that is known: not the labels."""
         if self._predict is not default_predict:
             return None
-        pairs = [(batch.data, batch.samples, asked) for batch, asked in self._first(samples)]
-        return [(data[0] if isinstance(data, (tuple, list)) else data, n, asked) for data, n, asked in pairs]
+        first = [(batch.data, batch.samples, asked) for batch, asked in self._first(samples)]
+        return [SampleBatch(data[0] if isinstance(data, (tuple, list)) else data, n, asked) for data, n, asked in first]
 
     def _first(self, samples: int) -> list[tuple[ProbeBatch, int]]:
         """The batches that hold the first samples of the probe, and how many of them each."""

@@ -12,10 +12,11 @@ from lightning_normtheory.feeding import Feeding, feeding_layers
 from lightning_normtheory.hessian import hessian_operator, hessian_vector_product
 from lightning_normtheory.infinite_width import infinite_width_kernels
 from lightning_normtheory.kernel_dynamics import kernel_change, label_alignment
+from lightning_normtheory.kernel_measurement import empirical_ntk
 from lightning_normtheory.layers import NormalizedWeight
 from lightning_normtheory.predictor_hessian import predictor_hessian_norm
 from lightning_normtheory.rsc import RSC, rsc_ratio
-from lightning_normtheory.tangent_kernel import TangentKernel, empirical_ntk
+from lightning_normtheory.tangent_kernel import TangentKernel
 from lightning_normtheory.top_eigenvalue import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue
 from lightning_normtheory.untouched import untouched
 from lightning_normtheory.weight_norms import NormalizedLayers, min_weight_norm, normalized_layers, weight_norms

@@ -34,7 +34,7 @@ class Weight:
     factors: Factors
     result: Result | None = None
 
-    def gradients(self, size: int) -> "Gradients":
+    def gradients(self) -> "Gradients":
         values = []
         for r, c in _paired(*self.factors):
             q = max(r.shape[1], c.shape[1])
@@ -45,17 +45,19 @@ class Weight:
 
 @dataclass
 class Table:
-    """A table of which the rows ``indices`` (n, T) have the gradients ``rows``, a list of (n, q, T, d)."""
+    """A table of so many ``entries``, of which the rows ``indices`` (n, T) have the gradients ``rows``, a list of
+    (n, q, T, d)."""
 
     rows: list[Tensor]
     indices: Tensor
+    entries: int
 
-    def gradients(self, size: int) -> "Gradients":
+    def gradients(self) -> "Gradients":
         values = []
         for rows in self.rows:
             n, q, T, d = rows.shape
             index = self.indices[:, None, :, None].expand(n, q, T, d)
-            values.append(rows.new_zeros(n, q, size // d, d).scatter_add_(2, index, rows).flatten(2))
+            values.append(rows.new_zeros(n, q, self.entries // d, d).scatter_add_(2, index, rows).flatten(2))
         return Gradients(values)
 
 
@@ -65,7 +67,12 @@ class Gradients:
 
     values: list[Tensor]
 
-    def gradients(self, size: int) -> "Gradients":
+    @classmethod
+    def of(cls, values: Tensor, *, folded: bool) -> "Gradients":
+        """Of several outputs (n, k, entries), to be added up if they shall be folded."""
+        return cls(list(values.split(1, dim=1)) if folded else [values])
+
+    def gradients(self) -> "Gradients":
         return self
 
 
@@ -82,7 +89,7 @@ def site_factors(
     assert isinstance(site, (Outer, Lookup))
     moving = _listed([site.moving(axis, samples, b) for b in gradients], folded)
     if isinstance(site, Lookup):
-        return Table(moving, site.rows(axis, samples))
+        return Table(moving, site.rows(axis, samples), site.entries)
     fixed = [site.fixed(axis, samples)[:, None]]
     if not site.moving_rows:
         return Weight(Factors(fixed, moving))
@@ -95,19 +102,19 @@ def _listed(pieces: Sequence[Tensor], folded: bool) -> list[Tensor]:
     return [piece[:, None] for piece in pieces] if folded else [torch.stack(list(pieces), 1)]
 
 
-def join(uses: Sequence[LeafFactors], size: int) -> LeafFactors:
-    """All uses of one parameter, which has ``size`` entries: their gradients are added up."""
+def join(uses: Sequence[LeafFactors]) -> LeafFactors:
+    """All uses of one parameter: their gradients are added up."""
     if len(uses) == 1:
         return uses[0]
     tables = [use for use in uses if isinstance(use, Table)]
     if len(tables) == len(uses):
         rows = [torch.cat(each, 2) for each in zip(*(table.rows for table in tables))]
-        return Table(rows, torch.cat([table.indices for table in tables], 1))
+        return Table(rows, torch.cat([table.indices for table in tables], 1), tables[0].entries)
     weights = [use.factors for use in uses if isinstance(use, Weight)]
     if len(weights) == len(uses) and len({(w.rows[0].shape[3:], w.cols[0].shape[3:]) for w in weights}) == 1:
         # More positions.
         return Weight(Factors(_cat([w.rows for w in weights]), _cat([w.cols for w in weights])))
-    values = zip(*(use.gradients(size).values for use in uses))
+    values = zip(*(use.gradients().values for use in uses))
     return Gradients([torch.stack(each).sum(0) for each in values])
 
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from lightning_normtheory.effective_weights import DifferentiatedInside, EffectiveWeights, WeightNormMap
 from lightning_normtheory.graphs import refuse_reentrant_checkpoints
-from lightning_normtheory.inputs import count_samples, map_leaves, require_graph
+from lightning_normtheory.inputs import count_samples, map_leaves, require_graph, trainable_parameters
 from lightning_normtheory.kernel_factors import Part, Result
 from lightning_normtheory.layers import public_name, weight_norm_parameters
+from lightning_normtheory.precision import Converted
 from lightning_normtheory.rng import isolated_rng
 
 __all__ = ["Leaf", "Network", "RecordingWeights"]
@@ -69,15 +70,22 @@ class Network:
 
     Args:
         afresh: gives the model the state that every forward pass begins with.
+        converted: the precision in which it is differentiated, if it is not the model's own.
     """
 
-    def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], afresh: Callable[[], None]) -> None:
+    def __init__(self, model: nn.Module, afresh: Callable[[], None], converted: Converted | None = None) -> None:
         self.model = model
         self.weights = RecordingWeights()
+        self._afresh, self._converted = afresh, converted
+        self._begin()
         roles = _roles(model)
-        self.parameters = [_leaf(name, p, roles) for name, p in parameters.items()]
+        self.parameters = [_leaf(name, p, roles) for name, p in trainable_parameters(model).items()]
         self._leaves = {id(leaf.tensor): leaf for leaf in self.parameters}
-        self._afresh = afresh
+
+    def _begin(self) -> None:
+        self._afresh()
+        if self._converted is not None:
+            self._converted.apply()
 
     def __call__(self, x: Any, samples: int) -> Tensor:
         """The outputs (samples, k) with their graph; the parameters themselves are its leaves.
@@ -86,7 +94,7 @@ class Network:
             TypeError: if they are no real tensor with the samples in front.
             ValueError: if there is another number of them, or no graph.
         """
-        self._afresh()
+        self._begin()
         # A copy: the forward pass may write into its input. And the same random numbers each time, if it draws any.
         x = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
         with isolated_rng():
@@ -103,6 +111,8 @@ class Network:
             )
         require_graph(output, "an output")
         refuse_reentrant_checkpoints(output)
+        if self._converted is not None:
+            self._converted.check(output)
         return output.reshape(samples, -1)
 
     def with_leaves(self, x: Any, samples: int) -> Tensor:

@@ -9,30 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_normtheory.kernel_evidence import Evidence, SamplesCoupled, at_use
 from lightning_normtheory.kernel_factors import LeafFactors, Part, Weight, add_parts, join, site_factors
 from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
-from lightning_normtheory.parameter_uses import Outer, Use, hands_on, parameter_uses
-from lightning_normtheory.sample_axis import SampleAxis, find_sample_axis
+from lightning_normtheory.parameter_uses import Use, hands_on, parameter_uses
+from lightning_normtheory.sample_axis import SampleAxis, StructureChanged, find_sample_axis
 
-__all__ = [
-    "Evidence",
-    "Plan",
-    "SamplesCoupled",
-    "StructureChanged",
-    "at_use",
-    "backward",
-    "leaf_factors",
-    "make_plan",
-    "weights_of",
-]
-
-
-class StructureChanged(Exception):  # no error: a request to do without
-    """The structure of the layers does not give the gradients of some samples."""
-
-
-class SamplesCoupled(Exception):  # no error: a request to go through the whole batch
-    """Samples have other outputs together than by themselves, or none."""
+__all__ = ["Plan", "backward", "leaf_factors", "make_plan", "weights_of"]
 
 
 @dataclass
@@ -41,25 +24,25 @@ class Plan:
 
     Attributes:
         outputs: k.
+        evidence: of the samples that were looked at.
+        saved_entries: the size of what autograd keeps of the forward pass, per sample.
         cotangents: how many of them mix into the one that was tried.
         graph: what the uses of the parameters look like, to recognise them.
         axes: where the samples are, for each use.
         structured: leaves with the uses that they have.
         one_by_one: parameters whose gradients are taken sample by sample.
         entries: the size of the gradients at all uses, per sample and output.
-        saved_entries: the size of what autograd keeps of the forward pass, per sample.
-        evidence: of the samples that were looked at.
     """
 
     outputs: int
+    evidence: Evidence
+    saved_entries: int
     cotangents: int = 0
     graph: list[str] = field(default_factory=list)
     axes: list[SampleAxis | None] = field(default_factory=list)
     structured: dict[Leaf, list[int]] = field(default_factory=dict)
     one_by_one: list[Leaf] = field(default_factory=list)
     entries: int = 0
-    saved_entries: int = 0
-    evidence: "Evidence | None" = None
 
     def uses(self, network: Network, output: Tensor) -> list[Use]:
         """
@@ -70,52 +53,6 @@ class Plan:
         if _describe(found) != self.graph:
             raise StructureChanged
         return found
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was seen of a few samples by themselves, to be found again among the others.
-
-    Attributes:
-        which: their numbers.
-        outputs: theirs (s, k).
-        at_uses: for each use the gradient of Σ_c weight_c cotangent_c·f, and what entered, with the samples in front.
-    """
-
-    which: Tensor
-    outputs: Tensor
-    at_uses: list[tuple[Tensor, ...]]
-
-    def compare_outputs(self, together: Tensor, first: int) -> None:
-        """
-        Raises:
-            SamplesCoupled: if these outputs, of the samples from ``first`` on, are others.
-        """
-        mine, theirs = self.common(first, len(together))
-        if not _close(together[theirs], self.outputs[mine]):
-            raise SamplesCoupled
-
-    def compare_use(self, index: int, mine: Tensor, found: Sequence[Tensor]) -> None:
-        """
-        Raises:
-            StructureChanged: if the gradients of some of these samples, or what entered, are others.
-        """
-        for expected, theirs in zip(self.at_uses[index], found):
-            if not _close(theirs, expected[mine]):
-                raise StructureChanged
-
-    def common(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """The places of those that are among ``count`` samples from ``first`` on: here, and there."""
-        inside = (self.which >= first) & (self.which < first + count)
-        return inside.nonzero()[:, 0], self.which[inside] - first
-
-
-def _close(found: Tensor, expected: Tensor) -> bool:
-    """Up to the rounding of products in another order. What is not finite is as it may be."""
-    if expected.numel() == 0:
-        return True
-    difference, scale = (found - expected).abs().max(), expected.abs().max()
-    return not bool(difference > 10 * torch.finfo(expected.dtype).eps ** 0.5 * scale)
 
 
 def all_uses(network: Network, output: Tensor) -> list[Use]:
@@ -151,10 +88,9 @@ def make_plan(
     except Exception as error:  # if the batch cannot be run either, that will show
         raise SamplesCoupled from error
     k = output.shape[1]
-    plan = Plan(k, saved_entries=saved.total // output.element_size() // samples)
+    plan = Plan(k, Evidence(which, output.detach(), []), saved.total // output.element_size() // samples)
     if not structured:
         plan.one_by_one = list(network.parameters)
-        plan.evidence = Evidence(which, output.detach(), [])
         return plan
     uses = all_uses(network, output)
     if _entangled(network, uses):
@@ -162,29 +98,26 @@ def make_plan(
         return make_plan(network, x, which, cotangents_of)
     cotangents = cotangents_of(k).to(output)
     mixed, plan.cotangents = weights_of(cotangents) @ cotangents, len(cotangents)
-    gradients = _look_at_uses(plan, network, output, uses, which, mixed)
+    gradients = _look_at_uses(plan, network, output, uses, mixed)
     _sort_leaves(plan, network, output, uses, gradients, mixed)
     return plan
 
 
-def _look_at_uses(
-    plan: Plan, network: Network, output: Tensor, uses: Sequence[Use], which: Tensor, mixed: Tensor
-) -> list[Tensor]:
+def _look_at_uses(plan: Plan, network: Network, output: Tensor, uses: Sequence[Use], mixed: Tensor) -> list[Tensor]:
     """Note where the samples are, and what to find again; returns the gradients at the uses."""
-    samples = len(which)
+    samples = len(output)
     factors = 2.0 ** torch.arange(samples, dtype=output.dtype, device=output.device)  # multiplied with no rounding
     gradients = backward(network, output, uses, mixed.expand(samples, -1))
     scaled = backward(network, output, uses, torch.outer(factors, mixed))
     plan.graph = _describe(uses)
     plan.entries = sum(gradient.numel() for gradient in gradients) // samples
-    seen = []
     for use, gradient, multiple in zip(uses, gradients, scaled):
         axes = use.site.axes(gradient.dim()) if use.site is not None else ()
         axis = find_sample_axis(gradient, multiple, factors, axes)
         with network.weights.in_backward():
-            seen.append(at_use(use, axis, [gradient], factors[:1], samples, torch.arange(samples)))
+            seen = at_use(use, axis, [gradient], factors[:1], samples, torch.arange(samples))
         plan.axes.append(axis)
-    plan.evidence = Evidence(which, output.detach(), seen)
+        plan.evidence.at_uses.append(seen)
     return gradients
 
 
@@ -206,17 +139,6 @@ def _sort_leaves(
             plan.structured[leaf] = mine
         elif mine:
             plan.one_by_one += network.raw([leaf])
-
-
-@torch.no_grad()
-def at_use(
-    use: Use, axis: SampleAxis | None, gradients: Sequence[Tensor], weights: Tensor, samples: int, which: Tensor
-) -> tuple[Tensor, ...]:
-    """Of some samples the mixture of the gradients at a use, and what entered there; nothing without an axis."""
-    if axis is None:
-        return ()
-    mixed = torch.stack([w * axis.in_front(b, samples)[which] for w, b in zip(weights, gradients)]).sum(0)
-    return (mixed, use.site.entering(axis, samples)[which]) if isinstance(use.site, Outer) else (mixed,)
 
 
 class _Saved:
@@ -283,7 +205,7 @@ def leaf_factors(
             collected.append(site_factors(use.site, axis, samples, gradients, folded=folded, result=result))
     if not collected:
         return None
-    factors = join(collected, leaf.tensor.numel())
+    factors = join(collected)
     return factors if leaf.weight_norm is None or isinstance(factors, Weight) else None
 
 

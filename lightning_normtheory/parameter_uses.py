@@ -145,10 +145,12 @@ def _windows(
 
 @dataclass
 class Lookup(Site):
-    """A table of which the rows ``indices`` were taken; those equal to ``padding`` have no gradient."""
+    """A table of so many ``entries`` of which the rows ``indices`` were taken; those equal to ``padding`` have no
+    gradient."""
 
     indices: Tensor
     padding: int
+    entries: int
 
     def axes(self, ndim: int) -> Sequence[int]:
         return range(self.indices.dim())
@@ -263,7 +265,7 @@ def _embedding(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | 
     return (
         None
         if transposed or node._saved_scale_grad_by_freq
-        else Lookup(node._saved_indices, _signed(node._saved_padding_idx))
+        else Lookup(node._saved_indices, _signed(node._saved_padding_idx), leaf.numel())
     )
 
 

@@ -10,9 +10,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["SampleAxis", "find_sample_axis"]
+__all__ = ["SampleAxis", "StructureChanged", "find_sample_axis"]
 
 _TOL = 1e-3  # the factors differ by much more
+
+
+class StructureChanged(Exception):  # no error: a request to do without
+    """The structure of the layers does not give the gradients of some samples."""
 
 
 class SampleAxis(NamedTuple):
@@ -35,10 +39,12 @@ class SampleAxis(NamedTuple):
         """x with the axis replaced by two: (n, …, t, …) with the samples in front and the entries where it was.
 
         Raises:
-            ValueError: if there are other than n·t.
+            StructureChanged: if there are other than n·t.
         """
         if x.shape[self.axis] != samples * self.entries:
-            raise ValueError(f"Expected {samples} samples of {self.entries} entries, but got {x.shape[self.axis]}.")
+            raise StructureChanged(
+                f"Expected {samples} samples of {self.entries} entries, but got {x.shape[self.axis]}."
+            )
         sizes = (samples, self.entries) if self.major else (self.entries, samples)
         return x.unflatten(self.axis, sizes).movedim(self.axis if self.major else self.axis + 1, 0)
 

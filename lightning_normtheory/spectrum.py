@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_normtheory.eigensolvers import Product, lanczos
 
-__all__ = ["largest_eigenvalue", "smallest_eigenvalue"]
+__all__ = ["exceeds", "largest_eigenvalue", "smallest_eigenvalue"]
 
 # Up to here a full decomposition takes less than a Cholesky factor and the solves of Lanczos.
 _DENSE = 1000
@@ -53,6 +53,19 @@ def smallest_eigenvalue(matrix: Tensor, scale: float) -> float:
         return torch.linalg.solve_triangular(factor.mT, half, upper=True)[:, 0]
 
     return 1 / _leading(inverse, matrix) - shift
+
+
+def exceeds(matrix: Tensor, value: float) -> bool:
+    """Whether all eigenvalues of a symmetric matrix do, which costs one attempt at a Cholesky factor.
+
+    Example:
+        >>> K = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
+        >>> exceeds(K, 0.9), exceeds(K, 1.1)
+        (True, False)
+    """
+    shifted = matrix.clone()
+    shifted.diagonal().sub_(value)
+    return not int(torch.linalg.cholesky_ex(shifted).info)
 
 
 def _factor(matrix: Tensor, scale: float) -> tuple[Tensor, float]:

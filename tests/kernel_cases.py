@@ -2,11 +2,14 @@
 
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrizations import weight_norm as parametrized_weight_norm
 from torch.utils.checkpoint import checkpoint
+
+from lightning_normtheory.sample_batches import SampleBatch
 
 from models import MODELS, WEIGHT_NORM_FORMS, Graph, Model, hook_weight_norm, length
 
@@ -193,3 +196,19 @@ ONE_BY_ONE = {
     "wn-entangled": Model(second_use_of_a_direction),
 }
 KERNEL_MODELS = {**MODELS, **STRUCTURED, **ONE_BY_ONE}
+
+# Small models have kernels that cannot be regular, and say so.
+SINGULAR = pytest.mark.filterwarnings("ignore:The kernel has")
+PARTS = ("kernel", "direction", "length", "rest")
+
+
+def assert_equal(found, expected):
+    """To 1e-10, relative to the whole kernel."""
+    scale = expected["kernel"].norm()
+    for part in PARTS:
+        assert (getattr(found, part) - expected[part]).norm() <= 1e-10 * scale, part
+
+
+def whole(batches):
+    """Batches of which all samples are asked for."""
+    return [SampleBatch(x, len(x), len(x)) for x in batches]

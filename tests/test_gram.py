@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_normtheory import gram
 from lightning_normtheory.gram import Factors, Target, add_gram, add_lookup_gram, add_outer_gram
-from lightning_normtheory.sample_axis import SampleAxis, find_sample_axis
+from lightning_normtheory.sample_axis import SampleAxis, StructureChanged, find_sample_axis
 
 sizes = st.integers(1, 4)
 
@@ -157,5 +157,5 @@ def test_an_axis_that_cannot_be_told_is_not_guessed():
 
 
 def test_another_number_of_samples_is_refused():
-    with pytest.raises(ValueError, match="Expected 3 samples of 2 entries, but got 5"):
+    with pytest.raises(StructureChanged, match="Expected 3 samples of 2 entries, but got 5"):
         SampleAxis(0, 2, True).in_front(torch.zeros(5), 3)
