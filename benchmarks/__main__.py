@@ -4,19 +4,26 @@ import argparse
 
 from rich.console import Console
 
-from benchmarks import hessian, memory, ntk
+from benchmarks import hessian, memory, ntk, overhead
 
 
 def main() -> None:
     cases = list(dict.fromkeys([*hessian.CASES, *ntk.CASES]))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "what", nargs="*", default=["hessian", "ntk", "memory"], help="hessian, ntk, memory; default: all"
+        "what",
+        nargs="*",
+        default=["hessian", "ntk", "memory", "overhead"],
+        help="hessian, ntk, memory, overhead; default: all",
     )
     parser.add_argument(
         "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
     )
     parser.add_argument("--runs", type=int, default=5, help="start vectors; the median is shown, and the worst")
+    parser.add_argument("--epochs", type=int, default=4, help="of the fit whose overhead is measured")
+    parser.add_argument(
+        "--steps", type=int, default=overhead.STEPS, help="of each of these epochs; with fewer, their time is scaled up"
+    )
     arguments = parser.parse_args()
     console = Console(width=130)
     chosen = arguments.case or [name for name in cases if name != "tiny"]
@@ -32,6 +39,8 @@ def main() -> None:
             console.print(ntk.spectrum_table())
     if "memory" in arguments.what:
         console.print(memory.table())
+    if "overhead" in arguments.what:
+        console.print(overhead.table(arguments.epochs, arguments.steps))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""How much of a run's time goes into measuring, and whether another measurement is within a limit."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["TimeBudget"]
+
+
+class TimeBudget:
+    """Keeps two accounts in seconds, of training and of our own work, which never run at once.
+
+    Args:
+        limit: the largest share of the training time that may be spent, such as 0.1; ``None``: no limit.
+
+    Raises:
+        ValueError: for a limit that is no positive number.
+
+    Example:
+        >>> budget = TimeBudget(0.1)
+        >>> with budget.measuring():
+        ...     pass
+        >>> budget.allows_another()  # nothing has been trained yet
+        False
+    """
+
+    def __init__(self, limit: float | None) -> None:
+        number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+        if limit is not None and not (number and 0 < limit < math.inf):
+            raise ValueError(
+                "Expected max_overhead to be a positive fraction of the training time, such as 0.1, but got "
+                f"{limit!r}. Use None to measure without a limit."
+            )
+        self.limit = None if limit is None else float(limit)
+        self.training = 0.0
+        self.spent = 0.0
+        self._last: float | None = None
+        self._since: float | None = None
+
+    def train(self) -> None:
+        """From here on it is training, if it is not already."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        """From here on it is not training."""
+        if self._since is not None:
+            self.training += time.perf_counter() - self._since
+            self._since = None
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Inside is our own work, also in the middle of training."""
+        in_training = self._since is not None
+        self.pause()
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent += time.perf_counter() - begin
+            if in_training:
+                self.train()
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Inside is a measurement: our own work, and what the next one is expected to take."""
+        before = self.spent
+        with self.spending():
+            yield
+        self._last = self.spent - before
+
+    def allows_another(self) -> bool:
+        """Whether a measurement that takes as long as the last one stays within the limit; the first is always made."""
+        if self.limit is None or self._last is None:
+            return True
+        return self.spent + self._last <= self.limit * self.training
+
+    def state_dict(self) -> dict[str, Any]:
+        """The accounts up to now: a checkpoint may be written in the middle of an epoch."""
+        if self._since is not None:
+            self.pause()
+            self.train()
+        return {"training": self.training, "spent": self.spent, "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.training, self.spent = state.get("training", 0.0), state.get("spent", 0.0)
+        self._last = state.get("last")
