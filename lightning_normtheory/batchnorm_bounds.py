@@ -1,0 +1,163 @@
+"""What the theory of BN bounds: the Rademacher complexity of two-layer networks with BatchNorm, and Theorem 2.1."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["BatchNormTheorem", "batchnorm_rademacher", "batchnorm_theorem"]
+
+
+def batchnorm_rademacher(
+    a: Tensor,
+    c: Tensor,
+    v: Tensor,
+    v0: Tensor,
+    x_centered: Tensor,
+    factors: Tensor,
+    *,
+    n: int | None = None,
+) -> float:
+    """An upper bound of the empirical Rademacher complexity of the networks like this one,
+
+        Rad ≤ (2B/n)·[ρ‖X̄‖_F + min(max_j‖v_0j‖·‖X̄‖_F, √(2 ln 2m)·max_j‖X̄v_0j‖)],
+
+    B = Σ_j|a_j c_j|/N_j, ρ = ‖V − V_0‖_F. The class is {x ↦ Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j))} with all a, c, V for
+    which Σ_j|a_j c_j|/N(v_j) ≤ B and ‖V − V_0‖_F ≤ ρ, where V_0 and the mean μ are fixed and N is any fixed positive
+    function; multiplying the outputs by labels ±1 changes nothing. It corrects BN, Lemma F.1, which drops the v_0j and
+    claims 4Bρ‖X̄‖_F/n: 0 at ρ = 0, where the class still has 2m units to choose from.
+
+    B and ρ are those of the given network. A statement about networks after training needs a union bound over radii.
+
+    Args:
+        a: output weights, m of them in any shape.
+        c: BatchNorm's weight (m,).
+        v: hidden weights V (m, d), and ``v0`` those at the start.
+        x_centered: X̄ (n, d), the samples minus their mean.
+        factors: N_j (m,) of ``v``, positive.
+        n: the bound for that many samples, none of which is larger than the largest of these; ``None``: for these.
+
+    Raises:
+        ValueError: if the shapes do not fit, or a factor is not positive.
+
+    Example:
+        One unit on x̄ = ±1 at ρ = 0, where the complexity is 1/2
+
+        >>> one = torch.ones(1)
+        >>> round(batchnorm_rademacher(one, one, one[:, None], one[:, None], torch.tensor([[1.0], [-1.0]]), one), 4)
+        1.4142
+    """
+    a, c, v, v0, x, factors = (t.detach().to(torch.float64) for t in (a, c, v, v0, x_centered, factors))
+    m = a.numel()
+    if v.dim() != 2 or v0.shape != v.shape or x.dim() != 2 or x.shape[1:] != v.shape[1:] or len(v) != m or len(x) == 0:
+        raise ValueError(
+            f"Expected m = {m} output weights, v and v0 of shape (m, d), x_centered of shape (n, d), but got "
+            f"{tuple(v.shape)}, {tuple(v0.shape)} and {tuple(x.shape)}. Flatten the samples first."
+        )
+    if c.shape != (m,) or factors.shape != (m,) or not bool((factors > 0).all()):
+        raise ValueError(
+            f"Expected c of shape ({m},) and as many positive factors, but got {tuple(c.shape)} and "
+            f"{tuple(factors.shape)} with the minimum {float(factors.min()):.3g}. Pass those of batchnorm_factors."
+        )
+    B = float((a.flatten() * c / factors).abs().sum())
+    rho, products = float((v - v0).norm()), x @ v0.t()
+    if n is None:
+        n, length, along = len(x), float(x.norm()), float(products.norm(dim=0).max())
+    else:
+        length, along = (math.sqrt(n) * float(largest) for largest in (x.norm(dim=1).max(), products.abs().max()))
+    at_start = min(float(v0.norm(dim=1).max()) * length, math.sqrt(2 * math.log(2 * m)) * along)
+    return 2 * B / n * (rho * length + at_start)
+
+
+class BatchNormTheorem(NamedTuple):
+    """What BN, Theorem 2.1 says in numbers; see `batchnorm_theorem`.
+
+    Attributes:
+        width_lower: the width it needs, 2²⁹ε_N³ ln^{3/2}(5nt/δ)/γ².
+        width_upper: the width it allows, δe^{d/8}.
+        width_ok: whether the width is between the two.
+        learning_rate: η = 1/(28ε_N γ^{2/3} m^{1/3}).
+        error_bound: of the best of t iterates, 2¹⁵ε_N⁴/(γ²t) + 4 ln(1/δ)/t (BN, eq. (2)).
+        error_bound_appendix: the same as the appendix has it, with 2²³ (BN, eq. (37)).
+        error_vacuous: whether ``error_bound`` is 1 or more.
+        radius_u: what ‖(a, c)_t − (a, c)_0‖ stays below, γ^{1/3}m^{1/6}/(27ε_N).
+        radius_v: what ‖V_t − V_0‖_F stays below, 1/(2ε_N).
+        probability: 1 − 20δ, not below 0.
+    """
+
+    width_lower: float
+    width_upper: float
+    width_ok: bool
+    learning_rate: float
+    error_bound: float
+    error_bound_appendix: float
+    error_vacuous: bool
+    radius_u: float
+    radius_v: float
+    probability: float
+
+
+def batchnorm_theorem(
+    *, epsilon_n: float, gamma: float, n: int, d: int, width: int, steps: int, delta: float
+) -> BatchNormTheorem:
+    """BN, Theorem 2.1, as printed: SGD on the logistic loss of f(x) = Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j)), y = ±1, with
+    the statistics of the whole training set, ‖x − μ‖ ≤ 1, and a ~ N(0, I/m), v_j ~ N(0, I/d), c = 1 at the start.
+
+    The proof takes ε_N ≥ 1, and so does this: a smaller ``epsilon_n`` counts as 1, since it is an upper bound. The
+    constants are those of the statement. Its proof does not confirm all of them: the appendix arrives at 2²³ instead of
+    2¹⁵; with the η of the statement, the step "≤ R/8" of the proof would need γ ≥ 251ε_N²; and its Lemma D.3 is for a
+    radius R ≥ 8, which this width does not ensure. So read the scaling in γ, ε_N, m and t from here, and take no
+    constant for proved. Theorem 2.2 (GD) is left out: its eq. (6) rests on the false Lemma F.1, and its radius 8 has
+    no proof (the appendix has the radii of Theorem 2.1 in its place).
+
+    Args:
+        epsilon_n: ε_N = max_j 1/N(v_j) at the start (Assumption 1.1).
+        gamma: γ = γ_a + γ_c of Assumption 1.2, with the factor 1/√m; 0 where there is no margin.
+        n: training samples.
+        d: entries of a sample.
+        width: m.
+        steps: t, at least 1.
+        delta: δ in (0, 1); the theorem holds with the probability 1 − 20δ.
+
+    Raises:
+        ValueError: for a value outside of its range.
+
+    Example:
+        >>> theorem = batchnorm_theorem(epsilon_n=2.0, gamma=0.1, n=1000, d=3072, width=4096, steps=10_000, delta=0.01)
+        >>> f"{theorem.width_lower:.1e}", theorem.width_ok, round(theorem.error_bound, 2), theorem.error_vacuous
+        ('4.5e+13', False, 5242.88, True)
+        >>> round(theorem.radius_u, 4), theorem.radius_v
+        (0.0344, 0.25)
+    """
+    _require(epsilon_n=epsilon_n, n=n, d=d, width=width, steps=steps)
+    if not gamma >= 0 or not 0 < delta < 1:
+        raise ValueError(f"Expected gamma ≥ 0 and delta in (0, 1), but got {gamma!r} and {delta!r}.")
+    epsilon = max(1.0, epsilon_n)
+    lower = _over(2**29 * epsilon**3 * math.log(5 * n * steps / delta) ** 1.5, gamma**2)
+    exponent = math.log(delta) + d / 8
+    upper = math.exp(exponent) if exponent < 700 else math.inf
+    confidence = 4 * math.log(1 / delta) / steps
+    error, appendix = (_over(constant * epsilon**4, gamma**2 * steps) + confidence for constant in (2**15, 2**23))
+    return BatchNormTheorem(
+        width_lower=lower,
+        width_upper=upper,
+        width_ok=lower <= width <= upper,
+        learning_rate=_over(1.0, 28 * epsilon * gamma ** (2 / 3) * width ** (1 / 3)),
+        error_bound=error,
+        error_bound_appendix=appendix,
+        error_vacuous=error >= 1,
+        radius_u=gamma ** (1 / 3) * width ** (1 / 6) / (27 * epsilon),
+        radius_v=1 / (2 * epsilon),
+        probability=max(0.0, 1 - 20 * delta),
+    )
+
+
+def _require(**positive: float) -> None:
+    for name, value in positive.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"Expected {name} to be positive and finite, but got {value!r}.")
+
+
+def _over(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator > 0 else math.inf
