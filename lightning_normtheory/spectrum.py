@@ -7,10 +7,13 @@ from torch import Tensor
 
 from lightning_normtheory.eigensolvers import Product, lanczos
 
-__all__ = ["exceeds", "largest_eigenvalue", "smallest_eigenvalue"]
+__all__ = ["exceeds", "largest_eigenvalue", "smallest_eigenvalue", "spectral_norm"]
 
 # Up to here a full decomposition takes less than a Cholesky factor and the solves of Lanczos.
 _DENSE = 1000
+# Of the Gram matrix that the norm of another one needs, which is not there yet.
+_SMALL = 256
+_STEPS, _SHORTFALL = 40, 0.05
 _TOL, _MAX_PRODUCTS, _BASIS = 1e-6, 300, 60
 
 
@@ -84,3 +87,29 @@ def _leading(product: Product, like: Tensor) -> float:
     start = torch.randn(len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like.device)
     options: dict[str, Any] = {"tol": _TOL, "max_products": _MAX_PRODUCTS, "basis": _BASIS}
     return lanczos(product, start, which="algebraic", **options).value
+
+
+def spectral_norm(matrix: Tensor) -> float:
+    """‖W‖₂ of any matrix, from above: exact for a small one, up to 2.6 % more for a large one.
+
+    Large matrices: k = 40 steps of Lanczos on WᵀW from a random start find θ ≤ ‖W‖₂², and θ < (1 − ε)‖W‖₂² has a
+    probability of at most 1.648 √n exp(−√ε (2k − 1)), two in a million for ε = 0.05 and n = 3000 (Kuczyński and
+    Woźniakowski 1992, Theorem 4.2). The result is √(θ/(1 − ε)), or ‖W‖_F where that is less.
+
+    Example:
+        >>> spectral_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))
+        4.0
+    """
+    matrix = matrix.detach()
+    if matrix.shape[0] < matrix.shape[1]:
+        matrix = matrix.mT
+    if not bool(torch.isfinite(matrix).all()):
+        return float("nan")
+    if matrix.shape[1] <= _SMALL:
+        gram = matrix.double().mT @ matrix.double()
+        return max(largest_eigenvalue(gram), 0.0) ** 0.5
+    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    start = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
+    options: dict[str, Any] = {"tol": 0.0, "max_products": _STEPS, "basis": _STEPS + 1}
+    found = lanczos(lambda v: matrix.mT @ (matrix @ v), start, which="algebraic", **options)
+    return min((found.value / (1 - _SHORTFALL)) ** 0.5, float(matrix.double().norm()))
