@@ -1,0 +1,152 @@
+"""What the theorems ask of an activation: Lipschitz and smoothness constants, its value at zero, homogeneity."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["ELEMENTWISE", "ActivationConstants", "known_activation", "measure_activation"]
+
+
+class ActivationConstants(NamedTuple):
+    """Of an activation φ: ℝ → ℝ.
+
+    Attributes:
+        name: as a reader would call it.
+        lipschitz: sup |φ'|.
+        smoothness: sup |φ''|, β_φ of WN and RSC; infinite where φ' jumps.
+        at_zero: φ(0).
+        homogeneous: whether φ(tz) = tφ(z) for t ≥ 0, and φ(1) = 1.
+        measured: whether the numbers come from a grid of points, not from a formula.
+    """
+
+    name: str
+    lipschitz: float
+    smoothness: float
+    at_zero: float
+    homogeneous: bool = False
+    measured: bool = False
+
+
+_GELU = ActivationConstants("GELU", 1.12890415, 2 / math.sqrt(2 * math.pi), 0.0)
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+
+
+def _fixed(name: str, lipschitz: float, smoothness: float, at_zero: float = 0.0, homogeneous: bool = False) -> Any:
+    constants = ActivationConstants(name, lipschitz, smoothness, at_zero, homogeneous)
+    return lambda arguments: constants
+
+
+def _leaky(arguments: Mapping[str, Any]) -> ActivationConstants:
+    slope = arguments.get("negative_slope", 0.01)
+    return ActivationConstants("LeakyReLU", max(1.0, abs(slope)), math.inf, 0.0, True)
+
+
+def _elu(arguments: Mapping[str, Any]) -> ActivationConstants:
+    alpha = abs(arguments.get("alpha", 1.0))
+    # φ' jumps from α to 1 at zero, except for α = 1.
+    return ActivationConstants("ELU", max(1.0, alpha), 1.0 if alpha == 1 else math.inf, 0.0)
+
+
+def _softplus(arguments: Mapping[str, Any]) -> ActivationConstants | None:
+    beta = arguments.get("beta", 1.0)
+    # Beyond its threshold PyTorch continues with a straight line: a jump of φ' by 2e-9 that nothing sees.
+    return ActivationConstants("Softplus", 1.0, beta / 4, math.log(2) / beta) if beta > 0 else None
+
+
+def _gelu(arguments: Mapping[str, Any]) -> ActivationConstants | None:
+    return _GELU if arguments.get("approximate", "none") == "none" else None  # the tanh form is measured
+
+
+# By the name of the function that computes it. Each entry was compared with a grid of points in float64.
+_KNOWN: dict[str, Callable[[Mapping[str, Any]], ActivationConstants | None]] = {
+    "tanh": _fixed("tanh", 1.0, 4 / (3 * math.sqrt(3))),
+    "sigmoid": _fixed("sigmoid", 0.25, 1 / (6 * math.sqrt(3)), 0.5),
+    "relu": _fixed("ReLU", 1.0, math.inf, 0.0, True),
+    "leaky_relu": _leaky,
+    "gelu": _gelu,
+    "silu": _fixed("SiLU", 1.09983933, 0.5),
+    "elu": _elu,
+    "selu": _fixed("SELU", _SELU_SCALE * _SELU_ALPHA, math.inf),
+    "softplus": _softplus,
+    "softsign": _fixed("Softsign", 1.0, 2.0),
+    "hardtanh": _fixed("Hardtanh", 1.0, math.inf),
+    "relu6": _fixed("ReLU6", 1.0, math.inf),
+    "sin": _fixed("sin", 1.0, 1.0),
+    "cos": _fixed("cos", 1.0, 1.0, 1.0),
+    "atan": _fixed("arctan", 1.0, 3 * math.sqrt(3) / 8),
+    "erf": _fixed("erf", 2 / math.sqrt(math.pi), math.sqrt(8 / (math.e * math.pi))),
+    "abs": _fixed("abs", 1.0, math.inf, 0.0, True),
+}
+
+
+def known_activation(function: str, arguments: Mapping[str, Any] | None = None) -> ActivationConstants | None:
+    """The constants of a function of torch by its name (``"tanh"``, ``"leaky_relu"``), ``None`` where there is no
+    formula for it.
+
+    Args:
+        arguments: keyword arguments of the call, such as ``negative_slope``.
+
+    Example:
+        tanh'' is largest where tanh² = 1/3
+
+        >>> known_activation("tanh")
+        ActivationConstants(name='tanh', lipschitz=1.0, smoothness=0.76980..., at_zero=0.0, homogeneous=False, ...)
+        >>> known_activation("gelu").lipschitz > 1  # although WN, Remark 6.1 counts it among the 1-Lipschitz ones
+        True
+    """
+    rule = _KNOWN.get(function.rstrip("_"))
+    return rule(arguments or {}) if rule else None
+
+
+def measure_activation(function: Callable[[Tensor], Tensor], name: str) -> ActivationConstants:
+    """The constants of any elementwise function, from its values and derivatives on a grid of points in float64.
+
+    The grid has 2·10⁵ points in [−30, 30]: a maximum is found to six digits. A jump of φ or φ' shows as a quotient of
+    differences that grows with the number of points, an unbounded slope as one that grows with the interval; both
+    count as infinite. What happens between the points or far outside is not seen: this is evidence, no proof, and
+    ``measured`` says so.
+
+    Example:
+        >>> measure_activation(torch.tanh, "mine")
+        ActivationConstants(name='mine', lipschitz=1.001, smoothness=0.770..., at_zero=0.0, ..., measured=True)
+    """
+    coarse, inner, grid = (_largest_slopes(function, *g) for g in ((30, 100_001), (20, 200_001), (30, 200_001)))
+    zero = float(function(torch.zeros(1, dtype=torch.float64))[0])
+    bounds = [
+        # Rounded up: the largest value lies between two points, or just before a jump.
+        1.001 * top if math.isfinite(zero + top) and top <= 1.2 * min(first, narrow) + 1e-3 else math.inf
+        for first, narrow, top in zip(coarse, inner, grid)
+    ]
+    smoothness = bounds[1] if math.isfinite(bounds[0]) else math.inf
+    return ActivationConstants(name, bounds[0], smoothness, zero, _is_homogeneous(function), True)
+
+
+def _largest_slopes(function: Callable[[Tensor], Tensor], end: float, points: int) -> tuple[float, float]:
+    """max |φ'| and max |φ''|, the latter from differences of φ', which see its jumps."""
+    z = torch.linspace(-end, end, points, dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        value = function(z)
+        (slope,) = torch.autograd.grad(value.sum(), z)
+    h = 2 * end / (points - 1)
+    jumps = value.detach().diff().abs().max() / h
+    return float(torch.maximum(slope.abs().max(), jumps)), float(slope.diff().abs().max()) / h
+
+
+def _is_homogeneous(function: Callable[[Tensor], Tensor]) -> bool:
+    z = torch.linspace(-2, 2, 101, dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    scaled = all(torch.allclose(function(t * z), t * function(z), rtol=1e-9, atol=1e-12) for t in (0.0, 0.3, 7.0))
+    return scaled and bool(torch.allclose(function(one), one, rtol=1e-9))
+
+
+# The functions of torch that act on every entry by itself, besides those with known constants.
+# fmt: off
+ELEMENTWISE = frozenset(_KNOWN) | {
+    "mish", "hardswish", "hardsigmoid", "celu", "tanhshrink", "softshrink", "hardshrink", "logsigmoid", "square", "exp",
+    "expm1", "log1p", "arctan", "asinh", "sinh", "sign", "neg", "clamp", "clamp_min", "clamp_max", "clip", "pow",
+    "sinc", "reciprocal", "sqrt", "rsqrt",
+}
+# fmt: on
