@@ -1,0 +1,110 @@
+"""The losses that the theorems speak of, and which of them a training step computes."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["KnownLoss", "as_targets", "identify_loss"]
+
+
+class KnownLoss(NamedTuple):
+    """A loss with its constants.
+
+    Attributes:
+        name: ``"square"``: s (1/n) Σ_i ‖y_i − f(x_i)‖², ``"cross_entropy"`` or ``"logistic"``.
+        scale: s: 1 for the papers' loss, 1/k for `torch.nn.MSELoss`, ½ for half of the squares.
+        largest_target: max |y_ih| on the samples, for the square loss.
+        classes: k, for the cross entropy.
+    """
+
+    name: str
+    scale: float = 1.0
+    largest_target: float = 0.0
+    classes: int = 0
+
+    @property
+    def is_square(self) -> bool:
+        return self.name == "square"
+
+    def lipschitz(self, output: float) -> float:
+        """Of one output where |f| ≤ ``output``; of all of them together, in ‖·‖₂, for the cross entropy."""
+        if self.is_square:
+            return 2 * self.scale * (self.largest_target + output)
+        return math.sqrt(2) if self.name == "cross_entropy" else 1.0
+
+    def largest(self, output: float) -> float:
+        """What the loss of one sample, for the square loss of one output, can be where |f| ≤ ``output``."""
+        if self.is_square:
+            return self.scale * (self.largest_target + output) ** 2
+        return math.log(self.classes) + 2 * output if self.name == "cross_entropy" else math.log(2) + output
+
+    def of_zero(self, targets: Tensor | None) -> float:
+        """The mean loss of a network whose outputs are all zero.
+
+        Args:
+            targets: numbers (n, k), for the square loss; NaN without them.
+        """
+        if self.is_square:
+            return math.nan if targets is None else self.scale * float(targets.double().square().sum(1).mean())
+        return math.log(self.classes) if self.name == "cross_entropy" else math.log(2)
+
+
+def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss | str:
+    """Which loss has this value on these samples, or why none has.
+
+    Args:
+        value: what the training step returned.
+        outputs: f (n, k).
+        targets: y (n,) or (n, k): numbers, or the indices of classes.
+
+    Example:
+        >>> f, y = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])
+        >>> identify_loss(2.0, f, y)
+        KnownLoss(name='square', scale=1.0, largest_target=1.0, classes=0)
+        >>> identify_loss(float(F.cross_entropy(f, y)), f, y)
+        KnownLoss(name='cross_entropy', scale=1.0, largest_target=0.0, classes=2)
+    """
+    if outputs.dim() != 2:
+        return f"the outputs have the shape {tuple(outputs.shape)}, not (n, k)"
+    outputs = outputs.detach().double()
+    k = outputs.shape[1]
+    candidates: list[tuple[KnownLoss, Callable[[], Tensor]]] = []
+    numbers = as_targets(outputs, targets)
+    if numbers is not None:
+        largest = float(numbers.abs().max())
+        squares = (outputs - numbers).square().sum(1).mean()
+        for scale in dict.fromkeys((1.0, 1.0 / k, 0.5, 0.5 / k)):
+            candidates.append((KnownLoss("square", scale, largest), lambda s=scale: s * squares))  # type: ignore[misc]
+    if targets.dim() == 1 and not targets.is_floating_point() and k > 1:
+        candidates.append((KnownLoss("cross_entropy", classes=k), lambda: F.cross_entropy(outputs, targets.long())))
+    if k == 1:
+        y = targets.detach().reshape(-1).double()
+        if len(y) == len(outputs) and set(y.unique().tolist()) <= {-1.0, 0.0, 1.0}:
+            signs = torch.where(y > 0, 1.0, -1.0).to(outputs)
+            candidates.append((KnownLoss("logistic"), lambda: F.softplus(-signs * outputs[:, 0]).mean()))
+    for loss, compute in candidates:
+        # Float32 sums over a batch, and no two of these losses are that near to each other by chance.
+        if math.isclose(float(compute()), value, rel_tol=1e-4, abs_tol=1e-8):
+            return loss
+    return "the loss is neither a square loss, a cross entropy nor a logistic loss of outputs and targets"
+
+
+def as_targets(outputs: Tensor, targets: Tensor) -> Tensor | None:
+    """The targets as numbers of the outputs' shape (n, k): classes become unit vectors.
+
+    Example:
+        >>> as_targets(torch.zeros(2, 3), torch.tensor([2, 0]))
+        tensor([[0., 0., 1.],
+                [1., 0., 0.]])
+    """
+    n, k = outputs.shape
+    if targets.shape == (n, k) or (k == 1 and targets.shape == (n,)):
+        return targets.detach().to(outputs).reshape(n, k)
+    integral = targets.dim() == 1 and len(targets) == n and not targets.is_floating_point()
+    if integral and k > 1 and int(targets.min()) >= 0 and int(targets.max()) < k:
+        return F.one_hot(targets.long(), k).to(outputs)
+    return None
