@@ -17,9 +17,11 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 import lightning_normtheory
 from lightning_normtheory.callbacks import record
+from lightning_normtheory.callbacks.budget import TimeBudget
 from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.host import HostCallback
 from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.view import BatchFunction, FailedElsewhereError, View
 from lightning_normtheory.layers import refuse_uninitialized
 from lightning_normtheory.snapshot import Snapshot
@@ -39,6 +41,11 @@ class DiagnosticCallback(HostCallback):
             each quantity (``None``: the first for loss and gradient, the second where samples must be independent).
         prefix: of the metric names, ``normtheory/…`` and ``normtheory_layers/…``.
         on_error: ``"warn"``: a diagnostic that fails is reported once, logs NaN, and training goes on; ``"raise"``.
+        max_overhead: the largest fraction of the training time that measuring may take, such as 0.1. An epoch that is
+            due is skipped if a measurement as long as the last one would exceed it, and ``normtheory/skipped`` is 1 for
+            it, else 0. The first one is always made. ``None``: no limit, and no such metric. Training time is that of
+            the epochs from start to end, with validation and other callbacks in between; our own work, from the probe
+            and the quantities at fit start on, is not part of it.
     """
 
     diagnostics: ClassVar[tuple[type[Diagnostic], ...]] = ()
@@ -65,6 +72,8 @@ class DiagnosticCallback(HostCallback):
         batch_stats: bool | None = None,
         prefix: str = "normtheory",
         on_error: Literal["warn", "raise"] = "warn",
+        *,
+        max_overhead: float | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(every_n_epochs, int) or every_n_epochs < 1:
@@ -87,10 +96,15 @@ class DiagnosticCallback(HostCallback):
         self.batch_stats = batch_stats
         self.prefix = prefix
         self.on_error = on_error
+        self.max_overhead = max_overhead
+        self._budget = TimeBudget(max_overhead)
         self._diagnostics = self.make_diagnostics()
         self._active: list[Diagnostic] = []
+        self._validation_probe: ValidationProbe | None = None
         self._started = False
         self._resumed = False
+        # What views have found out about the samples and the loss, once for a fit.
+        self._known: dict[str, Any] = {}
         self._warned: set[str] = set()
 
     def make_diagnostics(self) -> list[Diagnostic]:
@@ -102,7 +116,11 @@ class DiagnosticCallback(HostCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Nothing of an earlier fit remains; a checkpoint is loaded after this hook.
         self._resumed = False
+        self._known = {}
         self._diagnostics = self.make_diagnostics()
+        if stage == "fit":  # a checkpoint that is saved after a `validate` still knows the samples of the fit
+            self._validation_probe = ValidationProbe(self.probe.samples, self.probe.seed)
+        self._budget = TimeBudget(self.max_overhead)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = False
@@ -114,9 +132,12 @@ class DiagnosticCallback(HostCallback):
             except NotApplicable as reason:
                 if not self.leaves_out:
                     raise
-                rank_zero_warn(f"{type(self).__name__} leaves out {diagnostic.names[0]}. {reason}")
+                if not diagnostic.optional:
+                    rank_zero_warn(f"{type(self).__name__} leaves out {diagnostic.names[0]}. {reason}")
             else:
                 self._active.append(diagnostic)
+        if not any(diagnostic.needs_validation for diagnostic in self._active):
+            self._validation_probe = None
         if self._needs_probe:
             refuse_uninitialized(pl_module)
             if self.loss is None and any(diagnostic.needs_loss for diagnostic in self._active):
@@ -152,17 +173,25 @@ class DiagnosticCallback(HostCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._needs_probe:
-            self.probe.prepare(trainer)
+            with self._budget.spending():
+                self.probe.prepare(trainer)
+        self._find_validation_data(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._budget.train()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._budget.train()  # a fit that resumes in the middle of an epoch has no start of an epoch
         if not self._needs_probe:
             return
         if self.probe.collecting:
-            self.probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
+            with self._budget.spending():
+                self.probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
         if not self._started:
             # Not earlier: a training_step may need what the module prepares in its own start hooks.
             self._started = True
-            self._begin(self._view(trainer, pl_module))
+            with self._budget.spending():
+                self._begin(self._view(trainer, pl_module))
 
     def _begin(self, view: View) -> None:
         view.try_out(
@@ -175,6 +204,8 @@ class DiagnosticCallback(HostCallback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probe.release()
+        if self._validation_probe is not None:
+            self._validation_probe.release()
         # Lightning skips a fit without batches, and with it every hook between on_fit_start and this one.
         if self._needs_probe and trainer.num_training_batches == 0 and trainer.limit_train_batches != 0:
             raise ValueError(
@@ -182,13 +213,54 @@ class DiagnosticCallback(HostCallback):
                 " measured. Check the dataset's length and drop_last."
             )
 
+    # -- validation: where its loaders first exist, and where the batches of an iterable one pass ----------------------
+
+    def _find_validation_data(self, trainer: Trainer) -> None:
+        if self._validation_probe is not None and not trainer.sanity_checking:
+            with self._budget.spending():
+                self._validation_probe.prepare(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._find_validation_data(trainer)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        probe = self._validation_probe
+        if probe is not None and probe.collecting and dataloader_idx == 0:
+            with self._budget.spending():
+                probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._validation_probe is not None:
+            with self._budget.spending():
+                self._validation_probe.complete(trainer.world_size)
+
     # -- every n-th epoch ----------------------------------------------------------------------------------------------
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._budget.pause()
         if self._needs_probe:
-            self.probe.complete(trainer.world_size)
+            with self._budget.spending():
+                self.probe.complete(trainer.world_size)
         if (trainer.current_epoch + 1) % self.every_n_epochs != 0:
             return
+        if not self._affordable(trainer):
+            self._report(trainer, pl_module, {"skipped": 1.0})
+            return
+        with self._budget.measuring():
+            metrics = self._measure(trainer, pl_module)
+            if self.max_overhead is not None:
+                metrics["skipped"] = 0.0
+            self._report(trainer, pl_module, metrics)
+
+    def _affordable(self, trainer: Trainer) -> bool:
+        if self.max_overhead is None:
+            return True
+        # The clocks of several processes differ, and all must do the same: the first one decides.
+        return trainer.strategy.broadcast(self._budget.allows_another())
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         begin = time.perf_counter()
         view = self._view(trainer, pl_module)
         metrics: dict[str, float] = {}
@@ -196,6 +268,10 @@ class DiagnosticCallback(HostCallback):
             measured = self._guarded(diagnostic, lambda d: d.measure(view))
             metrics.update(measured if measured is not None else dict.fromkeys(diagnostic.names, math.nan))
         metrics["seconds"] = time.perf_counter() - begin
+        return metrics
+
+    def _report(self, trainer: Trainer, pl_module: LightningModule, metrics: Mapping[str, float]) -> None:
+        """To the loggers and into the file."""
         named = {self._metric_name(name): value for name, value in metrics.items()}
         for name, value in named.items():
             # Two callbacks log `seconds` under one name: what they cost together is the sum.
@@ -216,7 +292,7 @@ class DiagnosticCallback(HostCallback):
             message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
             self._warn_once(name, message, warn)
             return None
-        bad = [key for key, value in (result or {}).items() if math.isnan(value)]
+        bad = [key for key, value in (result or {}).items() if math.isnan(value) and key not in diagnostic.explained]
         if bad:
             self._warn_once(
                 name, f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training goes on."
@@ -250,7 +326,12 @@ class DiagnosticCallback(HostCallback):
                 "metrics": metrics,
                 "user_metrics": users,
             }
-            header = {"run": f"{path.parent.name}/{path.name}", "versions": _versions(), "settings": self.settings()}
+            header = {
+                "run": f"{path.parent.name}/{path.name}",
+                "versions": _versions(),
+                "settings": self.settings(),
+                **{name: note for diagnostic in self._active for name, note in diagnostic.notes().items()},
+            }
             record.append(path / "normtheory.jsonl", header, row)
         except OSError as error:
             self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
@@ -266,7 +347,9 @@ class DiagnosticCallback(HostCallback):
         return {
             "settings": self.settings(),
             "probe": self.probe.state_dict() if self._needs_probe else None,
+            "validation_probe": self._validation_probe.state_dict() if self._validation_probe is not None else None,
             "diagnostics": {d.names[0]: d.state_dict() for d in self._diagnostics},
+            "budget": self._budget.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -275,8 +358,11 @@ class DiagnosticCallback(HostCallback):
             rank_zero_warn(f"{type(self).__name__}: {name} was {before!r} in the checkpoint and is {now!r} now.")
         if state_dict["probe"] is not None:
             self.probe.load_state_dict(state_dict["probe"])
+        if self._validation_probe is not None and state_dict.get("validation_probe") is not None:
+            self._validation_probe.load_state_dict(state_dict["validation_probe"])
         for diagnostic in self._diagnostics:
             diagnostic.load_state_dict(state_dict["diagnostics"].get(diagnostic.names[0], {}))
+        self._budget.load_state_dict(state_dict.get("budget", {}))
         self._resumed = True
 
     def settings(self) -> dict[str, Any]:
@@ -291,6 +377,7 @@ class DiagnosticCallback(HostCallback):
             "batch_stats": {None: "as trained", True: "batch", False: "running"}[self.batch_stats],
             "prefix": self.prefix,
             "on_error": self.on_error,
+            "max_overhead": self.max_overhead,
         }
 
     @property
@@ -298,7 +385,16 @@ class DiagnosticCallback(HostCallback):
         return any(diagnostic.needs_probe for diagnostic in self._diagnostics)
 
     def _view(self, trainer: Trainer, pl_module: LightningModule) -> View:
-        return View(trainer, pl_module, self.probe, self.loss, self.predict, self.batch_stats)
+        return View(
+            trainer,
+            pl_module,
+            self.probe,
+            self.loss,
+            self.predict,
+            self.batch_stats,
+            self._validation_probe,
+            self._known,
+        )
 
 
 def _versions() -> Mapping[str, str]:

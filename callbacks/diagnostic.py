@@ -19,15 +19,21 @@ class Diagnostic:
 
     Attributes:
         names: the metrics it logs, without the prefix; these become NaN when a measurement fails.
+        explained: metrics that are NaN for a reason which the diagnostic has given itself.
         needs_probe: whether it looks at data; if not, any loader and any batch will do.
         needs_loss: whether it asks for the loss of a batch.
         needs_outputs: whether it asks for the outputs of a batch.
+        needs_validation: whether it also looks at validation data; with `needs_probe` and `needs_loss`.
+        optional: whether a callback that leaves out what does not apply need not mention it.
     """
 
     names: tuple[str, ...]
+    explained: frozenset[str] = frozenset()
     needs_probe: ClassVar[bool] = True
     needs_loss: ClassVar[bool] = True
     needs_outputs: ClassVar[bool] = False
+    needs_validation: ClassVar[bool] = False
+    optional: ClassVar[bool] = False
 
     def check(self, model: nn.Module) -> None:
         """At fit start.
@@ -42,6 +48,10 @@ class Diagnostic:
     def measure(self, view: View) -> dict[str, float]:
         """At the end of an epoch: the metrics by name. Names that begin with ``layers/`` get a section of their own."""
         raise NotImplementedError
+
+    def notes(self) -> dict[str, Any]:
+        """What is no number, for the head of the file: plain strings, lists and dicts."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to give the same numbers."""

@@ -3,11 +3,14 @@
 from typing import Any, Literal
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.batchnorm_theory import BatchNormTheoryDiagnostic
+from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCertificateDiagnostic
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalueDiagnostic, hessian_settings
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
 from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
 from lightning_normtheory.callbacks.view import BatchFunction
 from lightning_normtheory.hessian import Memory
@@ -18,8 +21,8 @@ __all__ = ["NormTheory"]
 
 
 class NormTheory(DiagnosticCallback):
-    """Logs all that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue` and `NTKLeastEigenvalue` log, with what they
-    share computed once.
+    """Logs all that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`, `BatchNormTheory`,
+    `RademacherBound` and `ConvergenceCertificate` log, with what they share computed once.
 
     A diagnostic that does not apply to the model (the weight norms of a model without normalised layers) is left out,
     and a warning at fit start says so. The arguments that are not listed are those of `DiagnosticCallback`.
@@ -31,6 +34,11 @@ class NormTheory(DiagnosticCallback):
         memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it anew for each.
         ntk_samples: on how many samples of the probe the tangent kernel is measured, as in `NTKLeastEigenvalue`.
         ntk_outputs: the kernel of all outputs, ``"full"``, its average ``"trace"``, or that of their ``"sum"``.
+        delta: the probability that the generalization bound fails, as in `RademacherBound`.
+        x_norm: a norm that no input exceeds; ``None``: the largest on the probe.
+        max_overhead: the largest fraction of the training time that measuring may take, such as 0.1. An epoch that is
+            due is skipped if a measurement as long as the last one would exceed it, and ``normtheory/skipped`` is 1 for
+            it, else 0. ``None``: no limit, and no such metric.
 
     Example:
         >>> import pytorch_lightning as pl
@@ -55,6 +63,9 @@ class NormTheory(DiagnosticCallback):
         memory: Memory = "high",
         ntk_samples: int = 128,
         ntk_outputs: Outputs = "trace",
+        delta: float = 0.05,
+        x_norm: float | None = None,
+        max_overhead: float | None = None,
     ) -> None:
         self._hessian: dict[str, Any] = {
             "method": hessian_method,
@@ -63,7 +74,8 @@ class NormTheory(DiagnosticCallback):
             "memory": memory,
         }
         self._ntk: dict[str, Any] = {"samples": ntk_samples, "outputs": ntk_outputs}
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+        self._rademacher: dict[str, Any] = {"delta": delta, "x_norm": x_norm}
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [
@@ -71,7 +83,10 @@ class NormTheory(DiagnosticCallback):
             RSCRatioDiagnostic(),
             HessianTopEigenvalueDiagnostic(**self._hessian),
             NTKLeastEigenvalueDiagnostic(**self._ntk),
+            BatchNormTheoryDiagnostic(),
+            RademacherBoundDiagnostic(**self._rademacher),
+            ConvergenceCertificateDiagnostic(self._ntk["samples"]),
         ]
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **hessian_settings(self._hessian), **ntk_settings(self._ntk)}
+        return {**super().settings(), **hessian_settings(self._hessian), **ntk_settings(self._ntk), **self._rademacher}

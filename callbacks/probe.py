@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pytorch_lightning import Trainer
@@ -16,14 +16,14 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRa
 from lightning_normtheory.rng import isolated_rng
 from lightning_normtheory.snapshot import Snapshot
 
-__all__ = ["Probe", "ProbeBatch", "count_samples"]
+__all__ = ["Probe", "ProbeBatch", "count_samples", "count_training_samples"]
 
 Chunks = list[list[int]]
 
 
 @dataclass(frozen=True)
 class ProbeBatch:
-    """One batch of the probe, as the training loader would have given it.
+    """One batch of the probe, as the loader would have given it.
 
     Attributes:
         data: the batch, on the CPU.
@@ -63,6 +63,9 @@ class Probe:
         ValueError: Expected probe samples to be a positive integer, but got 0.
     """
 
+    # Whose samples these are, for messages.
+    _part: ClassVar[str] = "training"
+
     def __init__(self, samples: int = 512, seed: int = 0) -> None:
         if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
             raise ValueError(f"Expected probe samples to be a positive integer, but got {samples!r}.")
@@ -80,7 +83,7 @@ class Probe:
 
     def prepare(self, trainer: Trainer) -> None:
         """Read the samples, or get ready to copy them from the passing batches."""
-        source = trainer.fit_loop._combined_loader
+        source, iterables = self._find(trainer)
         if source is self._source:
             return  # another callback that shares this probe was here
         self._source = source
@@ -88,13 +91,33 @@ class Probe:
         self.collecting = False
         if restored and self._batches:
             return  # copies that the checkpoint brought along
-        loaders, structure = tree_flatten(trainer.train_dataloader)
+        loaders, structure = tree_flatten(iterables)
         if not all(_has_index(loader) for loader in loaders):
             self._start_collecting()
             return
         if not (restored and self._fits(loaders)):
             self._chunks = [_draw(loader, self.samples, self.seed) for loader in loaders]
-        problem = ""
+        read = self._read_all(loaders, trainer)
+        if read is None:
+            self._start_collecting()
+            return
+        if not read or not all(sum(samples for _, samples in batches) for batches in read):
+            self._batches = []
+            self._on_empty()
+            return
+        # Several loaders give one batch of batches; the first of them counts the samples, shorter ones start again.
+        self._batches = [
+            ProbeBatch(tree_unflatten([batches[i % len(batches)][0] for batches in read], structure), samples)
+            for i, (_, samples) in enumerate(read[0])
+        ]
+
+    def _find(self, trainer: Trainer) -> tuple[Any, Any]:
+        """Where the samples come from: a name for it that changes with it, and the loaders."""
+        return trainer.fit_loop._combined_loader, trainer.train_dataloader
+
+    def _read_all(self, loaders: list[DataLoader], trainer: Trainer) -> list[list[tuple[Any, int]]] | None:
+        """The batches of every loader; ``None`` if a process could not read them."""
+        problem, read = "", []
         try:
             read = [list(_read(loader, chunks, self)) for loader, chunks in zip(loaders, self._chunks)]
         except Exception as error:  # noqa: BLE001  # a dataset that can only be read in a worker, say
@@ -102,30 +125,26 @@ class Probe:
         failures = torch.tensor(float(bool(problem)), device=trainer.strategy.root_device)
         if trainer.world_size > 1:  # all processes copy, or none
             failures = trainer.strategy.reduce(failures, reduce_op="sum")
-        if failures > 0:
-            rank_zero_warn(
-                f"The probe could not be read from the training set{problem}. Copies of the first training batches are "
-                "used instead."
-            )
-            self._start_collecting()
-            return
-        # Several loaders give one batch of batches; the first of them counts the samples, shorter ones start again.
-        self._batches = [
-            ProbeBatch(tree_unflatten([batches[i % len(batches)][0] for batches in read], structure), samples)
-            for i, (_, samples) in enumerate(read[0])
-        ]
-        if sum(batch.samples for batch in self._batches) == 0:
-            raise ValueError(
-                "Expected a training set with samples to measure on, but the training loader's dataset is empty. "
-                "Check the dataset's folder, split and filters."
-            )
+        if failures == 0:
+            return read
+        rank_zero_warn(
+            f"The probe could not be read from the {self._part} set{problem}. Copies of the first {self._part} batches"
+            " are used instead."
+        )
+        return None
+
+    def _on_empty(self) -> None:
+        raise ValueError(
+            "Expected a training set with samples to measure on, but the training loader's dataset is empty. "
+            "Check the dataset's folder, split and filters."
+        )
 
     def _start_collecting(self) -> None:
         self.collecting, self._collected = True, None
         self._batches, self._chunks = [], []
 
     def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
-        """Copy a training batch that passes, until there are enough.
+        """Copy a batch that passes, until there are enough.
 
         Args:
             position: epoch and index of the batch, since callbacks that share a probe all see it pass.
@@ -137,7 +156,7 @@ class Probe:
             self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
 
     def complete(self, world_size: int) -> None:
-        """At the end of the first epoch: what was copied so far is the probe, and every process knows all of it."""
+        """At the end of the first epoch or validation: the probe is what was copied, and every process knows it all."""
         if not self.collecting:
             return
         self.collecting = False
@@ -148,7 +167,7 @@ class Probe:
             self._batches = [batch for batches in rounds for batch in batches if batch is not None]
 
     def release(self) -> None:
-        """Let go of the training loader; the samples stay."""
+        """Let go of the loader; the samples stay."""
         self._source = None
 
     def batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
@@ -193,8 +212,8 @@ class Probe:
         )
         if not fits:
             rank_zero_warn(
-                "The training set is smaller than the one of the checkpoint: the probe is drawn anew, and its numbers"
-                " cannot be compared with those before."
+                f"The {self._part} set is smaller than the one of the checkpoint: the probe is drawn anew, and its"
+                " numbers cannot be compared with those before."
             )
         return fits
 
@@ -212,6 +231,18 @@ def count_samples(batch: Any) -> int:
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             return len(leaf)
     raise ValueError(f"Expected a batch that holds a tensor with a first axis of samples, but got {describe(batch)}.")
+
+
+def count_training_samples(trainer: Trainer) -> int | None:
+    """The size of the training set, of which a `SubsetRandomSampler` leaves its subset; ``None`` where none is known:
+    of an iterable dataset, a loader of the user's own making, and a dataset of whole batches."""
+    loader = next(iter(tree_flatten(trainer.train_dataloader)[0]), None)
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    whole_batches = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
+    if whole_batches or not hasattr(loader.dataset, "__len__"):
+        return None
+    return len(_candidates(loader))
 
 
 def describe(batch: Any) -> str:

@@ -29,6 +29,7 @@ class RSCMetric(Metric):
     loss_sum: Tensor
     loss_gradient_sum: Tensor
     predictor_gradient_sum: Tensor
+    cosine: float
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -48,7 +49,10 @@ class RSCMetric(Metric):
         self.predictor_gradient_sum += predictor_gradient_sum
 
     def compute(self) -> RSC:
-        """The result over everything added, here and in the other processes."""
+        """The result over everything added, here and in the other processes; then also ``cosine``, that of the angle
+        between both gradients."""
+        norms = self.loss_gradient_sum.norm() * self.predictor_gradient_sum.norm()
+        self.cosine = float(self.loss_gradient_sum @ self.predictor_gradient_sum / norms)
         return rsc_from_sums(
             float(self.samples),
             float(self.loss_sum),

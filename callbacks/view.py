@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -12,19 +13,25 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
+from lightning_normtheory.architecture import Operation, opaque
+from lightning_normtheory.batchnorm_form import BatchNormForm, batchnorm_form, batchnorm_network
 from lightning_normtheory.callbacks.muted import muted
-from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, describe
+from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, count_training_samples, describe
 from lightning_normtheory.callbacks.rsc_metric import RSCMetric
+from lightning_normtheory.callbacks.validation_probe import Gap, GapMetric, ValidationProbe
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian, Memory
 from lightning_normtheory.infinite_width import DGMForm, dgm_form
 from lightning_normtheory.inputs import has_samples, require_graph, some_samples, trainable_parameters
 from lightning_normtheory.kernel_measurement import tangent_kernel_of_batches
 from lightning_normtheory.kernel_rank import fingerprint
+from lightning_normtheory.known_losses import KnownLoss, as_targets, identify_loss
 from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.predictor_hessian import predictor_hessian
+from lightning_normtheory.recorded_forward import record_forward
 from lightning_normtheory.rsc import RSC, flat_gradient
-from lightning_normtheory.sample_batches import SampleBatch
+from lightning_normtheory.sample_batches import SampleBatch, joined
+from lightning_normtheory.setting import Setting
 from lightning_normtheory.snapshot import Snapshot
 from lightning_normtheory.tangent_kernel import Outputs, TangentKernel
 from lightning_normtheory.untouched import untouched
@@ -33,6 +40,8 @@ __all__ = ["BatchFunction", "FailedElsewhereError", "View", "default_predict", "
 
 T = TypeVar("T")
 BatchFunction = Callable[[Any, Any], Tensor]
+# Samples on which the forward pass is watched.
+_WATCHED = 4
 # A matrix for each layer: no more than this.
 _SAMPLES_WITH_LAYERS = 512
 _RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a tensor (samples, outputs)"}
@@ -53,6 +62,8 @@ class View:
         predict: ``predict(module, batch)``, the outputs f of a batch; ``None``: ``module(x)``.
         batch_stats: ``True``: BatchNorm with the statistics of each probe batch, ``False``: with the running ones,
             ``None``: the first for loss and gradient, which is the function that is trained.
+        validation: the samples that the generalization gap is measured against, if there are any.
+        known: what was found out about the samples and the loss in an earlier epoch, and does not change.
     """
 
     def __init__(
@@ -63,11 +74,15 @@ class View:
         loss: BatchFunction | None,
         predict: BatchFunction | None,
         batch_stats: bool | None,
+        validation: ValidationProbe | None = None,
+        known: dict[str, Any] | None = None,
     ) -> None:
         self.trainer = trainer
         self.model = pl_module
         self._batches = probe.batches(trainer.global_rank, trainer.world_size)
         self._all_batches = probe.batches(0, 1)
+        self._validation = validation
+        self._known: dict[str, Any] = {} if known is None else known
         self._kernels: dict[tuple[int, Outputs], TangentKernel] = {}
         self._loss = loss
         self._predict = predict or default_predict
@@ -89,8 +104,7 @@ class View:
     def rsc(self) -> RSC:
         """R = ‖∇L‖²/L and ‖ḡ‖² of the probe."""
         parameters = trainable_parameters(self.model)
-        metric = RSCMetric(sum(p.numel() for p in parameters.values()))
-        metric = metric.to("cpu" if self.model.device.type == "mps" else self.model.device)
+        metric = RSCMetric(sum(p.numel() for p in parameters.values())).to(self._sum_device)
         with self._measuring():
             for index, batch in enumerate(self._batches):
                 loss = self._loss_of(batch, index)
@@ -101,7 +115,131 @@ class View:
                     metric.update(batch.samples, loss, loss_gradient, output.numel(), predictor_gradient)
         if not any(batch.counts for batch in self._batches):  # fewer batches than processes: take part with nothing
             metric.update(0, torch.zeros(()), torch.zeros(()), 0, torch.zeros(()))
+        result = metric.compute()
+        self._cosine = metric.cosine
+        return result
+
+    @property
+    def training_samples(self) -> int | None:
+        """n, the size of the training set; ``None`` where none is known, as of an iterable dataset."""
+        return count_training_samples(self.trainer)
+
+    @cached_property
+    def generalization_gap(self) -> Gap | None:
+        """The mean loss of the validation probe minus that of the training probe; ``None`` as long as the run has no
+        validation data. Both with the function that predicts: BatchNorm with its running statistics, where it has some
+        and the callback's ``batch_stats`` does not say otherwise.
+
+        Raises:
+            ValueError: that names the remedy, if the loss cannot be computed on a validation batch.
+        """
+        probe = self._validation
+        if probe is None or probe.collecting or not probe.batches(0, 1):
+            return None
+        metric = GapMetric().to(self._sum_device)
+        unseen = probe.batches(self.trainer.global_rank, self.trainer.world_size)
+        with self._measuring(independent=True), torch.no_grad():
+            for index, batch in enumerate(self._batches):
+                loss = self._loss_of(batch, index)
+                metric.update(batch.samples if batch.counts else 0, loss, validation=False)
+            for index, batch in enumerate(unseen):
+                loss = self._validation_loss_of(batch, index)
+                metric.update(batch.samples if batch.counts else 0, loss, validation=True)
         return metric.compute()
+
+    def _validation_loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
+        self._afresh()
+        try:
+            with self._validating():
+                data = self._on_device(batch)
+            return self._loss_on(data, index)
+        except (torch.cuda.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"The loss of a validation batch ({describe(batch.data)}) could not be computed: "
+                f"{type(error).__name__}: {error}\nIf validation batches are unlike training batches, pass loss=, a "
+                f"function of the module and a batch of either kind that returns {_RETURNS['loss']}."
+            ) from error
+
+    @contextmanager
+    def _validating(self) -> Iterator[None]:
+        """Transfer hooks that augment ask the trainer whether it trains."""
+        stage = self.trainer.state.stage
+        self.trainer.validating = True
+        try:
+            yield
+        finally:
+            self.trainer.state.stage = stage
+
+    @property
+    def _sum_device(self) -> torch.device:
+        """Where sums in double precision can be kept."""
+        return torch.device("cpu") if self.model.device.type == "mps" else self.model.device
+
+    @property
+    def gradient_cosine(self) -> float:
+        """cos(∇L, ḡ), κ of RSC for a step of gradient descent."""
+        _ = self.rsc
+        return self._cosine
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What the theorems ask about: the structure of the network now, its samples and its loss."""
+        with self._measuring(independent=True):
+            output = self._record_forward()
+            if "setting" not in self._known:
+                self._known["setting"] = (self._x_norms(), self._identify_loss())
+        return Setting(output, *self._known["setting"])
+
+    @property
+    def plain_learning_rate(self) -> float | None:
+        """η of plain gradient steps θ − η∇L with one η for all parameters; ``None`` for any other optimizer."""
+        groups = [(optimizer, group) for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        plain = all(
+            isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.SGD)
+            and not (group["momentum"] or group["weight_decay"] or group["maximize"])
+            for optimizer, group in groups
+        )
+        rates = {float(group["lr"]) for _, group in groups}
+        return rates.pop() if plain and len(rates) == 1 else None
+
+    def _record_forward(self) -> Operation:
+        """The steps of the forward pass, watched on the first samples of the probe."""
+        batch = self._all_batches[0]
+        data = some_samples(self._on_device(batch), batch.samples, slice(_WATCHED))
+        in_front = isinstance(data, (tuple, list))
+        x = data[0] if in_front and data else data
+        if not isinstance(x, Tensor):
+            return opaque("its batches do not begin with the input, a tensor")
+
+        def forward(x: Tensor) -> Tensor:
+            self._afresh()
+            return self._predict(self.model, type(data)([x, *data[1:]]) if in_front else x)
+
+        return record_forward(self.model, x, forward)
+
+    def _x_norms(self) -> tuple[float, float]:
+        """The smallest and the largest norm of an input on the probe."""
+        norms = []
+        for batch in self._all_batches:
+            data = self._on_device(batch)
+            x = data[0] if isinstance(data, (tuple, list)) and len(data) > 0 else data
+            if not has_samples(x, batch.samples) or not x.is_floating_point():
+                return math.nan, math.nan
+            norms.append(x.detach().double().flatten(1).norm(dim=1))
+        together = torch.cat(norms)
+        return float(together.min()), float(together.max())
+
+    def _identify_loss(self) -> KnownLoss | str:
+        """By its value on the first batch."""
+        batch = self._all_batches[0]
+        data = batch.data
+        if not isinstance(data, (tuple, list)) or len(data) < 2 or not has_samples(data[1], batch.samples):
+            return "the loss is not known: its batches are no pairs of inputs and targets"
+        with torch.no_grad():
+            loss, outputs = float(self._loss_of(batch, 0)), self._predict_on(batch)
+            return identify_loss(loss, outputs.reshape(len(outputs), -1), data[1].to(outputs.device))
 
     def with_hessian(self, measure: Callable[[LossHessian], T], memory: Memory) -> T:
         """What ``measure`` finds out about ∇²L of the probe; it must do the same in every process."""
@@ -171,6 +309,29 @@ class View:
             if len({x.shape[1:] for x in inputs}) != 1 or outputs[0].shape[1] != 1:
                 return "it has not one output"
             return dgm_form(self.model, torch.cat(inputs), torch.cat(outputs))
+
+    def batchnorm_form(self, samples: int) -> BatchNormForm | str:
+        """The network of BN with its features on the first samples of the probe as one batch, or why it is none."""
+        network = batchnorm_network(self.model)
+        if isinstance(network, str):
+            return network  # so that no other model has to take all samples at once
+        with self._measuring(), torch.no_grad():
+            first = self._first(samples)
+            batches = [SampleBatch(self._on_device(batch), batch.samples, asked) for batch, asked in first]
+            (data, n), *others = joined(batches)
+            x = data[0] if isinstance(data, (tuple, list)) else data
+            if others or not has_samples(x, n):
+                return "its batches do not begin with the input, or are of different forms"
+            self._afresh()
+            network.norm.training = True  # the statistics of these samples; the flag is restored with all others
+            return batchnorm_form(self.model, x.flatten(1), self._predict(self.model, data))
+
+    @cached_property
+    def target_matrix(self) -> Tensor | None:
+        """The targets of the whole probe as numbers (n, k), where they are some: classes become unit vectors."""
+        n = sum(batch.samples for batch in self._all_batches)
+        targets = self.targets(n)
+        return None if targets is None else as_targets(torch.zeros(n, self.setting.outputs), targets)
 
     def fingerprint(self, samples: int) -> int:
         """Of the first samples of the probe: other samples have another."""
@@ -248,19 +409,23 @@ class View:
                         ) from error
 
     @contextmanager
-    def _measuring(self) -> Iterator[None]:
+    def _measuring(self, *, independent: bool = False) -> Iterator[None]:
         """Local work on the function that is measured; if it fails in one process, it fails in all.
 
         Without the agreement at the end, a process that failed would leave the others waiting in the next sum.
+
+        Args:
+            independent: whether samples shall be independent, see `_independent_stats`.
         """
         error: Exception | None = None
+        batch_stats = self._independent_stats if independent else self._batch_stats
         # Also what a step may reach outside of the module. The optimizer's tensors change in its own step only.
         around = Snapshot([optimizer.param_groups for optimizer in self.trainer.optimizers], arrays=False)
         should_stop = self.trainer.should_stop
         try:
             with (
                 muted(self.trainer, self.model),
-                untouched(self.model, batch_stats=self._batch_stats) as self._afresh,
+                untouched(self.model, batch_stats=batch_stats) as self._afresh,
                 self.trainer.precision_plugin.forward_context(),
                 torch.autocast(self.model.device.type, enabled=False),  # mixed precision has the weights in full
                 torch.enable_grad(),
@@ -301,7 +466,9 @@ class View:
 
     def _loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
         self._afresh()
-        data = self._on_device(batch)
+        return self._loss_on(self._on_device(batch), index)
+
+    def _loss_on(self, data: Any, index: int) -> Tensor:
         loss = self._loss(self.model, data) if self._loss else training_step_loss(self.model, data, index)
         if not isinstance(loss, Tensor):
             raise TypeError(f"Expected the loss as a tensor, but got {describe(loss)}.")

@@ -42,8 +42,9 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, net, batch_size):
     two = measure(tmp_path / "two", 2, net, batch_size, **arguments)
     assert sorted(two) == [0, 1]
     for name, value in one[1].items():
-        if "seconds" not in name:
-            assert two[1][name] == pytest.approx(value, rel=1e-12), name
+        # As do these, which are made of nothing else.
+        if "seconds" not in name and "batchnorm_epsilon" not in name:
+            assert two[1][name] == pytest.approx(value, rel=1e-12, nan_ok=True), name
 
 
 def test_the_curvature_in_two_processes_is_that_of_one(tmp_path):

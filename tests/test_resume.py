@@ -41,7 +41,8 @@ def test_resuming_changes_no_number(tmp_path, data):
     checkpoint, _ = fit(first, 2, data=data, probe=20)
     _, resumed = fit(second, 4, checkpoint, data=data, probe=20)
     assert sorted(resumed) == [2, 3]
-    assert resumed == {epoch: expected[epoch] for epoch in (2, 3)}
+    # As text, where what is not a number equals itself; every digit counts.
+    assert repr(resumed) == repr({epoch: expected[epoch] for epoch in (2, 3)})
 
 
 def test_the_state_loads_without_executing_code(tmp_path):

@@ -1,0 +1,230 @@
+"""`BatchNormTheory`: the normalisation factors of any BatchNorm, and BN's margins, radii and bound where they apply."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_normtheory.batchnorm import batchnorm_factors
+from lightning_normtheory.batchnorm_bounds import batchnorm_theorem
+from lightning_normtheory.batchnorm_form import BatchNormForm, BatchNormNetwork, batchnorm_network
+from lightning_normtheory.batchnorm_margin import batchnorm_margin
+from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.layers import batch_norm_layers, public_name
+
+__all__ = ["BatchNormTheory"]
+
+
+class _Start(NamedTuple):
+    """A network of BN's form before its training, on n samples: V_0, U_0 = (a, c) and what is measured once.
+
+    γ_a, γ_c (with the factor 1/√m) and what their sum can be off by are ``None`` without labels of two classes.
+    """
+
+    v: Tensor
+    u: Tensor
+    n: int
+    epsilon_n: float
+    input_norm: float
+    gammas: tuple[float, float, float] | None
+
+
+class BatchNormTheoryDiagnostic(Diagnostic):
+    """ε_N of each layer, and the way of a two-layer network beside the radii of BN, Theorem 2.1."""
+
+    names: tuple[str, ...] = ("batchnorm_epsilon",)
+    needs_loss = False
+    optional = True
+    needs_outputs = True
+
+    def __init__(self, samples: int = 1024, delta: float = 0.01) -> None:
+        if type(samples) is not int or samples < 2:
+            raise ValueError(f"Expected the number of samples to be an integer from 2 on, but got {samples!r}.")
+        if not 0 < delta < 1:
+            raise ValueError(f"Expected delta in (0, 1), but got {delta!r}.")
+        self._samples, self._delta = samples, delta
+        self._start: _Start | None = None
+        self._looked = False
+
+    def check(self, model: nn.Module) -> None:
+        layers = batch_norm_layers(model)
+        if not layers:
+            raise NotApplicable("Expected a BatchNorm, but the model has none. Take this diagnostic away.")
+        tracked = any(layer.running_var is not None for layer in layers.values())
+        if not tracked and isinstance(batchnorm_network(model), str):
+            raise NotApplicable(
+                "Expected a BatchNorm with running statistics, but none keeps any. Set track_running_stats=True."
+            )
+
+    def start(self, view: View) -> None:
+        self._looked = True
+        form = view.batchnorm_form(self._samples)
+        self._start = None if isinstance(form, str) else _started(form, view.targets(self._samples))
+
+    def measure(self, view: View) -> dict[str, float]:
+        if not self._looked:
+            self.start(view)  # of an iterable dataset, this is the first look
+        metrics = _epsilons(view.model)
+        network = batchnorm_network(view.model)
+        if self._start is not None and not isinstance(network, str) and network.v.shape == self._start.v.shape:
+            metrics.update(self._theorem(self._start, network, view))
+        self.names = tuple({"batchnorm_epsilon": None, **metrics})  # the first one is the key of the state
+        return metrics
+
+    def _theorem(self, start: _Start, network: BatchNormNetwork, view: View) -> dict[str, float]:
+        metrics = {
+            "batchnorm_epsilon_start": start.epsilon_n,
+            "batchnorm_input_norm": start.input_norm,
+            "batchnorm_shift": network.shift,
+            "batchnorm_displacement_u": float((_outer(network) - start.u).norm()),
+            "batchnorm_displacement_v": float((network.v.detach().cpu() - start.v).norm()),
+        }
+        if start.gammas is None:
+            return metrics
+        gamma_a, gamma_c, gap = start.gammas
+        width, d = start.v.shape
+        theorem = batchnorm_theorem(
+            epsilon_n=start.epsilon_n,
+            gamma=gamma_a + gamma_c,
+            n=view.training_samples or start.n,
+            d=d,
+            width=width,
+            steps=max(1, view.trainer.global_step),
+            delta=self._delta,
+        )
+        within = (
+            metrics["batchnorm_displacement_u"] <= theorem.radius_u
+            and metrics["batchnorm_displacement_v"] <= theorem.radius_v
+        )
+        return metrics | {
+            "batchnorm_gamma_a": gamma_a,
+            "batchnorm_gamma_c": gamma_c,
+            "batchnorm_gamma_gap": gap,
+            "batchnorm_radius_u": theorem.radius_u,
+            "batchnorm_radius_v": theorem.radius_v,
+            "batchnorm_within_radii": float(within),
+            "batchnorm_width_needed": theorem.width_lower,
+            "batchnorm_width_ok": float(theorem.width_ok),
+            "batchnorm_error_bound": theorem.error_bound,
+            "batchnorm_error_vacuous": float(theorem.error_vacuous),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"looked": self._looked, "start": None if self._start is None else tuple(self._start)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._looked = state.get("looked", False)
+        self._start = _Start(*state["start"]) if state.get("start") else None
+
+
+def _epsilons(model: nn.Module) -> dict[str, float]:
+    """max_j 1/N_j over all layers and of each, from the running statistics of those that keep any."""
+    by_layer: dict[str, float] = {}
+    for path, layer in batch_norm_layers(model).items():
+        if layer.running_var is not None:
+            (factors,) = batchnorm_factors(layer).values()
+            name = f"layers/batchnorm_epsilon__{public_name(path).replace('.', '_')}"
+            while name in by_layer:  # "a.b_c" and "a_b.c" are different layers
+                name += "_"
+            by_layer[name] = float(1 / factors.min())
+    return {"batchnorm_epsilon": max(by_layer.values()), **by_layer} if by_layer else {}
+
+
+def _started(form: BatchNormForm, targets: Tensor | None) -> _Start:
+    labels = _two_classes(targets, len(form.x_centered))
+    gammas = None
+    if labels is not None:
+        margins = [batchnorm_margin(features, labels) for features in (form.features_a, form.features_c)]
+        root = len(form.factors) ** 0.5
+        gammas = (margins[0].value / root, margins[1].value / root, sum(margin.gap for margin in margins) / root)
+    return _Start(
+        form.v.detach().cpu().clone(),
+        _outer(form.network),
+        len(form.x_centered),
+        form.epsilon_n,
+        float(form.x_centered.norm(dim=1).max()),
+        gammas,
+    )
+
+
+def _outer(network: BatchNormNetwork) -> Tensor:
+    """U = (a, c), a copy."""
+    return torch.cat([network.a.detach().flatten(), network.c.detach().flatten()]).cpu()
+
+
+def _two_classes(targets: Tensor | None, n: int) -> Tensor | None:
+    """+1 for the larger of two labels and −1 for the other; ``None`` for anything else. Floats must be −1, 0 or 1."""
+    if targets is None or targets.numel() != n:
+        return None
+    values = targets.flatten().unique()
+    if len(values) != 2 or (targets.is_floating_point() and not set(values.tolist()) <= {-1.0, 0.0, 1.0}):
+        return None
+    return torch.where(targets.flatten() == values[1], 1, -1)
+
+
+class BatchNormTheory(DiagnosticCallback):
+    """Logs the normalisation factors of every BatchNorm, N_j = √(var_j + ε), and for the two-layer ReLU networks of BN
+    (see `batchnorm_form`) the margins at fit start and the way of the weights since.
+
+    Logged after every n-th epoch:
+
+    * ``normtheory/batchnorm_epsilon``: ε_N = max 1/N_j over all features of all layers (BN, Assumption 1.1), and
+      ``normtheory_layers/batchnorm_epsilon__LAYER``, from the running statistics, at that moment; layers that keep none
+      are left out;
+
+    and for a network of BN's form, on the first samples of the probe, whose statistics are used:
+
+    * ``normtheory/batchnorm_epsilon_start``: ε_N at fit start; ``normtheory/batchnorm_input_norm``: max‖x̄_i‖, which the
+      theory takes to be at most 1; ``normtheory/batchnorm_shift``: the largest bias behind the normalisation, 0 at fit
+      start, and in the theory for ever;
+    * ``normtheory/batchnorm_displacement_u`` = ‖U_t − U_0‖, U = (a, c), and ``…_displacement_v`` = ‖V_t − V_0‖_F;
+
+    and if the labels are of two classes:
+
+    * ``normtheory/batchnorm_gamma_a``, ``…_gamma_c``: the margins of Assumption 1.2 at fit start, with the factor 1/√m,
+      exact for V frozen at V_0, which bounds those of the paper from below; ``…_gamma_gap``: the error of their sum;
+    * ``normtheory/batchnorm_radius_u``, ``…_radius_v``: what the displacements stay below by Theorem 2.1, and
+      ``…_within_radii``: 1 while they do, else 0;
+    * ``normtheory/batchnorm_width_needed``, ``…_width_ok``: the theorem's condition on the width, and
+      ``…_error_bound``: its eq. (2) after the steps so far, ``…_error_vacuous``: 1 if that is 1 or more. See
+      `batchnorm_theorem` for what of it is proved.
+
+    Raises:
+        ValueError: at fit start, if the model has no BatchNorm.
+
+    The arguments that are not listed are those of `DiagnosticCallback`.
+
+    Args:
+        samples: how many of the probe's samples, from the first on.
+        delta: δ of the theorem, which holds with the probability 1 − 20δ.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> trainer = pl.Trainer(callbacks=[BatchNormTheory(probe=1024)], logger=False)
+    """
+
+    def __init__(
+        self,
+        probe: int | Probe = 512,
+        every_n_epochs: int = 1,
+        loss: BatchFunction | None = None,
+        predict: BatchFunction | None = None,
+        batch_stats: bool | None = None,
+        prefix: str = "normtheory",
+        on_error: Literal["warn", "raise"] = "warn",
+        *,
+        samples: int = 1024,
+        delta: float = 0.01,
+    ) -> None:
+        self._options: dict[str, Any] = {"samples": samples, "delta": delta}
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+
+    def make_diagnostics(self) -> list[Diagnostic]:
+        return [BatchNormTheoryDiagnostic(**self._options)]
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **{f"batchnorm_{name}": value for name, value in self._options.items()}}

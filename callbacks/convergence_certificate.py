@@ -1,0 +1,304 @@
+"""`ConvergenceCertificate`: which sufficient condition for convergence holds, and which theorem applies."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+
+from lightning_normtheory.batchnorm_form import BatchNormForm
+from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.certificate import (
+    Condition,
+    Descent,
+    Local,
+    descent,
+    dgm_condition,
+    ntk_condition,
+    rsc_condition,
+)
+from lightning_normtheory.chain import Chain
+from lightning_normtheory.infinite_width import DGMForm
+from lightning_normtheory.known_losses import KnownLoss
+from lightning_normtheory.rsc_constants import ntk_lower_bound, rsc_constants, rsc_radii
+from lightning_normtheory.rsc_constants import rsc_condition as papers_condition
+from lightning_normtheory.setting import Setting
+from lightning_normtheory.spectrum import spectral_norm
+from lightning_normtheory.tangent_kernel import TangentKernel
+from lightning_normtheory.theorems import TheoremStatus, check_theorems, theorem_table
+from lightning_normtheory.weight_norms import min_weight_norm
+from lightning_normtheory.weightnorm_constants import weightnorm_constants
+
+__all__ = ["ConvergenceCertificate"]
+
+_NAME = "certificate"
+
+
+class ConvergenceCertificateDiagnostic(Diagnostic):
+    """The conditions with their margins and rates, and the radii that the theorems are about."""
+
+    names: tuple[str, ...] = (f"{_NAME}_holds",)
+    needs_outputs = True
+
+    def __init__(self, samples: int = 128) -> None:
+        if type(samples) is not int or samples < 1:
+            raise ValueError(f"Expected the number of samples to be a positive integer, but got {samples!r}.")
+        self._samples = samples
+        self._theorems: tuple[TheoremStatus, ...] = ()
+        self._dgm: DGMForm | None = None
+        self._initial: list[Tensor] = []
+        self._last: tuple[float, int] | None = None
+
+    # -- at fit start: which theorem speaks of this network ------------------------------------------------------------
+
+    def start(self, view: View) -> None:
+        setting, form = view.setting, view.dgm_form(self._samples)
+        self._dgm = form if isinstance(form, DGMForm) else None
+        self._theorems = check_theorems(
+            setting,
+            dgm="" if self._dgm else str(form),
+            batchnorm=_why_not_batchnorm(view.batchnorm_form(self._samples)),
+        )
+        rank_zero_info(theorem_table(self._theorems))
+        if isinstance(setting.chain, Chain):
+            self._initial = [link.affine.weight.detach().cpu().clone() for link in setting.chain.links]
+        self._last = (view.loss, view.trainer.global_step)
+
+    def notes(self) -> dict[str, Any]:
+        return {"theorems": [row._asdict() for row in self._theorems]}
+
+    # -- every n-th epoch ----------------------------------------------------------------------------------------------
+
+    def measure(self, view: View) -> dict[str, float]:
+        setting = view.setting
+        metrics, conditions = self._radii(setting), {}
+        loss = setting.loss
+        if isinstance(loss, KnownLoss) and loss.is_square:
+            local = Local(view.rsc.loss, view.rsc.grad_norm_sq, loss.scale, setting.x_norm)
+            found = _descent(setting, local)
+            if found is not None:
+                metrics.update(_constants(found, local, view.plain_learning_rate, setting))
+                conditions["rsc"] = rsc_condition(found, local)
+                metrics.update(self._papers_constants(view, setting, metrics))
+            kernel = _full_kernel(view, self._samples)
+            if kernel is not None:
+                metrics.update(_compared(kernel, setting.outputs))
+                conditions.update(self._kernel_conditions(view, kernel, local, found))
+        for name, condition in conditions.items():
+            metrics[f"{_NAME}_{name}"] = float(condition.holds)
+            metrics[f"{_NAME}_{name}_margin"] = condition.margin
+            if condition.holds and math.isfinite(condition.rate):
+                metrics[f"{_NAME}_{name}_rate"] = condition.rate
+        metrics[f"{_NAME}_holds"] = float(any(condition.holds for condition in conditions.values()))
+        metrics.update(self._measured_rate(view))
+        self.names = tuple(metrics)
+        return metrics
+
+    def _kernel_conditions(
+        self, view: View, kernel: TangentKernel, local: Local, found: Descent | None
+    ) -> dict[str, Condition]:
+        n = len(kernel.over_samples)
+        conditions = {"ntk": ntk_condition(kernel.lambda_min, kernel.floor, n, local, found)}
+        step = view.plain_learning_rate
+        if self._dgm is not None and step is not None:
+            regime = "dgm_v" if self._dgm.alpha <= 1 else "dgm_g"
+            conditions[regime] = dgm_condition(self._dgm, kernel.lambda_min, n, local.scale, step)
+        return conditions
+
+    def _radii(self, setting: Setting) -> dict[str, float]:
+        """How far the weights are from where they began: ρ in the spectral norm, ρ₁ at the output."""
+        chain = setting.chain
+        if isinstance(chain, str) or len(chain.links) != len(self._initial):
+            return {}
+        moved = [link.affine.weight.cpu() - start for link, start in zip(chain.links, self._initial)]
+        hidden = [spectral_norm(difference) for difference in moved[:-1]]
+        return {"rho": max(hidden, default=0.0), "rho_1": float(moved[-1].double().norm(dim=1).max())}
+
+    def _papers_constants(self, view: View, setting: Setting, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The constants as the papers have them, where the network is the paper's own."""
+        own = setting.has_weight_norm_form, setting.has_rsc_form
+        targets = view.target_matrix if any(own) else None
+        if targets is None or isinstance(setting.chain, str) or "rho_1" not in metrics:
+            return {}
+        chain, (phi,) = setting.chain, setting.activations
+        shared = {
+            "depth": chain.depth,
+            "width": chain.links[0].affine.size,
+            "rho1": metrics["rho_1"],
+            "rho2": metrics[f"{_NAME}_rho_2"],
+            "beta_phi": phi.smoothness,
+            "phi0": phi.at_zero,
+            "targets": targets,
+            "v0_norm": float(self._initial[-1].double().norm(dim=1).max()),
+        }
+        return _weight_norm_papers(view, shared) if own[0] else _rsc_papers(view, chain, self._initial, shared)
+
+    def _measured_rate(self, view: View) -> dict[str, float]:
+        """L⁺/L per step of the optimizer, the geometric mean since the last measurement."""
+        loss, step = view.rsc.loss, view.trainer.global_step
+        last, self._last = self._last, (loss, step)
+        if last is None or last[0] <= 0 or loss < 0 or step <= last[1]:
+            return {}
+        return {f"{_NAME}_rate_measured": (loss / last[0]) ** (1 / (step - last[1]))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "theorems": [tuple(row) for row in self._theorems],
+            "dgm": None if self._dgm is None else tuple(self._dgm),
+            "initial": self._initial,
+            "last": self._last,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._theorems = tuple(TheoremStatus(*row) for row in state.get("theorems", []))
+        self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
+        self._initial = list(state.get("initial", []))
+        self._last = state.get("last")
+
+
+def _why_not_batchnorm(form: BatchNormForm | str) -> str:
+    """Empty if the network and its samples are those of BN."""
+    if isinstance(form, str):
+        return form
+    largest = float(form.x_centered.norm(dim=1).max())
+    return f"‖x̄‖ of the centred inputs reaches {largest:.3g}, not 1" if largest > 1.001 else ""
+
+
+def _descent(setting: Setting, local: Local) -> Descent | None:
+    """The best step that is guaranteed; ``None`` where nothing is: no chain, no smooth activations, no loss left."""
+    chain = setting.chain
+    if isinstance(chain, str) or any(math.isinf(phi.smoothness) for phi in setting.activations):
+        return None
+    usable = local.loss > 0 and all(map(math.isfinite, local))
+    return descent(chain, local) if usable else None
+
+
+def _constants(found: Descent, local: Local, rate: float | None, setting: Setting) -> dict[str, float]:
+    metrics = {
+        f"{_NAME}_alpha": found.constants.alpha,
+        f"{_NAME}_beta": found.constants.beta,
+        f"{_NAME}_step": found.step,
+        f"{_NAME}_rho_2": found.radius,
+        f"{_NAME}_hessian_bound": found.network.hessian,
+        f"{_NAME}_gradient_bound": found.network.gradient,
+        f"{_NAME}_lipschitz_bound": found.network.lipschitz,
+        f"{_NAME}_rate": found.rate(local.ratio),
+    }
+    if rate is not None and isinstance(setting.chain, Chain):
+        own = descent(setting.chain, local, rate)
+        metrics[f"{_NAME}_omega"] = own.omega
+        if own.omega < 2:
+            metrics[f"{_NAME}_own_rate"] = own.rate(local.ratio)
+    return metrics
+
+
+def _full_kernel(view: View, samples: int) -> TangentKernel | None:
+    """The kernel of all outputs: the theory's condition is about no other. With k outputs, of samples/k samples."""
+    outputs = view.setting.outputs
+    if outputs == 1:
+        return view.tangent_kernel(samples, "trace")
+    return view.tangent_kernel(max(samples // outputs, 1), "full") if outputs <= samples else None
+
+
+def _compared(kernel: TangentKernel, outputs: int) -> dict[str, float]:
+    """What RSC and NTK ask for, on the same samples: ‖ḡ‖² = 1ᵀK1/(nk)² ≥ λ_min/(nk) (RSC, Remark 5.5)."""
+    n = len(kernel.over_samples)
+    return {
+        "ntk_mean_grad_norm_sq": float(kernel.kernel.double().sum()) / (n * outputs) ** 2,
+        "ntk_mean_grad_norm_sq_bound": ntk_lower_bound(kernel.lambda_min, n, outputs),
+    }
+
+
+def _weight_norm_papers(view: View, shared: dict[str, Any]) -> dict[str, float]:
+    found = weightnorm_constants(**shared, w_min=min_weight_norm(view.model), kappa=1.0, ratio=view.rsc.ratio)
+    assert found.alpha is not None
+    return {
+        "wn_alpha": found.alpha,
+        "wn_beta": found.beta,
+        "wn_hessian_bound": found.hessian,
+        "wn_gradient_bound": found.gradient,
+        "wn_loss_bound": found.loss,
+    }
+
+
+def _rsc_papers(view: View, chain: Chain, initial: list[Tensor], shared: dict[str, Any]) -> dict[str, float]:
+    """RSC's own constants, with γ from the spectral norms that the weights have."""
+    radii = rsc_radii([link.affine.weight.cpu() for link in chain.links], initial)
+    kappa = abs(view.gradient_cosine)
+    constants = rsc_constants(**shared, gamma=radii.gamma, kappa=kappa)
+    found = papers_condition(view.rsc.mean_predictor_grad_norm_sq, constants, shared["width"])
+    return {
+        "rsc_gamma": radii.gamma,
+        "rsc_kappa": kappa,
+        "rsc_alpha": found.alpha,
+        "rsc_beta": constants.beta,
+        "rsc_threshold": found.threshold,
+        "rsc_margin": found.margin,
+    }
+
+
+class ConvergenceCertificate(DiagnosticCallback):
+    """Logs which sufficient condition for convergence holds, its margin, the rate that it guarantees and the rate that
+    is measured; and says at fit start which theorem of the five papers applies to the network, and which does not, why.
+
+    Every guarantee is about one step of gradient descent on the samples of the probe, from where the parameters are:
+    L⁺ ≤ rate · L. It is about the training set where the probe is the whole of it. Steps on other batches, momentum
+    and weight decay have no guarantee in these papers. For the square loss only.
+
+    The table of the theorems is printed at fit start, and is in the first line of ``normtheory.jsonl``.
+
+    Logged after every n-th epoch, as far as the network allows it:
+
+    * ``normtheory/certificate_holds``: 1 if any of the conditions below holds;
+    * chains of Linear layers or convolutions with smooth activations: ``normtheory/certificate_rsc``: 1 if α > 0 (WN,
+      Lemma 5.1, generalised), ``…_rsc_margin`` = α, ``…_rsc_rate``, where it holds: the guaranteed L⁺/L;
+    * ``normtheory/certificate_alpha``, ``…_beta`` (WN, Lemmas 5.1 and 5.2), ``…_step`` = 1/β, ``…_rho_2``: how far that
+      step goes, ``…_rate`` = 1 − R/(2β) ≥ L⁺/L of that step; ``…_hessian_bound`` ≥ ‖∇²f‖, ``…_gradient_bound`` ≥
+      ‖∂f/∂θ‖, ``…_lipschitz_bound`` ≥ ‖∂f/∂x‖;
+    * for plain SGD, ``normtheory/certificate_omega`` = ηβ of its own η, and below 2 ``…_own_rate``, its guarantee;
+    * ``normtheory/certificate_ntk``: 1 if λ_min of the kernel of all outputs is above its floor, ``…_ntk_margin``,
+      ``…_ntk_rate``: for k outputs, on ``samples``/k samples of the probe;
+    * ``normtheory/ntk_mean_grad_norm_sq``: ‖ḡ‖² of the same samples, which RSC asks to be large, beside
+      ``…_bound`` = λ_min/(nk), what NTK knows of it (RSC, Remark 5.5);
+    * for a network of DGM's form, ``normtheory/certificate_dgm_v`` or ``…_dgm_g`` with margin and rate (Theorem 4.1 for
+      α ≤ 1, 4.2 for α > 1);
+    * ``normtheory/certificate_rate_measured``: L⁺/L per step of the optimizer, the mean since the last measurement;
+    * ``normtheory/rho`` = max_l ‖W_l − W_l(0)‖₂ over the hidden layers, ``normtheory/rho_1`` = max_h ‖v_h − v_h(0)‖;
+    * for a network of WN's own form, ``normtheory/wn_alpha``, ``…_beta``, ``…_hessian_bound``, ``…_gradient_bound``,
+      ``…_loss_bound`` as the paper has them; of RSC's, ``normtheory/rsc_gamma``, ``…_kappa``, ``…_alpha``, ``…_beta``,
+      ``…_threshold`` and ``…_margin`` = ‖ḡ‖² − threshold, which has to be positive (RSC, Theorem 5.1).
+
+    The arguments that are not listed are those of `DiagnosticCallback`.
+
+    Args:
+        samples: on how many samples of the probe the tangent kernel is measured, as in `NTKLeastEigenvalue`.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> trainer = pl.Trainer(callbacks=[ConvergenceCertificate()], logger=False)
+    """
+
+    def __init__(
+        self,
+        probe: int | Probe = 512,
+        every_n_epochs: int = 1,
+        loss: BatchFunction | None = None,
+        predict: BatchFunction | None = None,
+        batch_stats: bool | None = None,
+        prefix: str = "normtheory",
+        on_error: Literal["warn", "raise"] = "warn",
+        *,
+        samples: int = 128,
+    ) -> None:
+        self.samples = samples
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+
+    def make_diagnostics(self) -> list[Diagnostic]:
+        return [ConvergenceCertificateDiagnostic(self.samples)]
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "ntk_samples": self.samples}

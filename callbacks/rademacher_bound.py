@@ -1,0 +1,175 @@
+"""`RademacherBound`: what the network's norms say about its loss on new samples, beside the gap that is measured."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+
+from lightning_normtheory.batchnorm_bounds import batchnorm_rademacher
+from lightning_normtheory.callbacks.base import DiagnosticCallback
+from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.generalization import generalization_bound
+from lightning_normtheory.known_losses import KnownLoss
+from lightning_normtheory.setting import Setting
+
+__all__ = ["RademacherBound"]
+
+_BOUND = "rademacher_bound"
+_GAP = "generalization"
+# Of the probe, as one batch, for the form of BN.
+_SAMPLES = 1024
+
+
+class RademacherBoundDiagnostic(Diagnostic):
+    """The complexity of the network's class, the bound that follows, and the measured gap."""
+
+    names: tuple[str, ...] = (_BOUND,)
+    needs_outputs = True
+    needs_validation = True
+
+    def __init__(self, delta: float = 0.05, x_norm: float | None = None) -> None:
+        if not 0 < delta < 1:
+            raise ValueError(f"Expected delta to be a probability between 0 and 1, but got {delta!r}.")
+        if x_norm is not None and not 0 <= x_norm < math.inf:
+            raise ValueError(f"Expected x_norm to be a norm that no input exceeds, but got {x_norm!r}.")
+        self._delta, self._x_norm = delta, x_norm
+        self._warned: set[str] = set()
+        self._initial: Tensor | None = None  # V_0 of a network of BN's form
+
+    def start(self, view: View) -> None:
+        form = view.batchnorm_form(_SAMPLES)
+        self._initial = None if isinstance(form, str) else form.v.detach().cpu().clone()
+
+    def measure(self, view: View) -> dict[str, float]:
+        metrics = self._bounds(view)
+        gap = view.generalization_gap
+        if gap is not None:
+            metrics[f"{_GAP}_gap"] = gap.gap
+            metrics[f"{_GAP}_train_loss"] = gap.train_loss
+            metrics[f"{_GAP}_validation_loss"] = gap.validation_loss
+        bound = metrics.get(f"{_GAP}_bound")
+        if bound is not None:
+            train = view.rsc.loss if gap is None else gap.train_loss
+            metrics["population_loss_bound"] = train + bound
+            metrics[f"{_GAP}_bound_vacuous"] = float(not train + bound < _loss_of_zero(view))
+        self.names = tuple(metrics)
+        return metrics
+
+    def _bounds(self, view: View) -> dict[str, float]:
+        setting, n = view.setting, view.training_samples
+        reason = _why_not(setting, n)
+        if reason:
+            self.explained = frozenset({_BOUND})
+            self._warn(f"{_BOUND} is NaN: {reason}.")
+            return {_BOUND: math.nan}
+        assert not isinstance(setting.complexity, str)
+        assert n is not None
+        self.explained = frozenset()
+        x_norm = setting.x_norm if self._x_norm is None else self._x_norm
+        metrics = {
+            _BOUND: self._batchnorm_lemma(view, n) or setting.complexity.rademacher(n, x_norm),
+            "rademacher_x_norm": x_norm,
+        }
+        if not isinstance(setting.loss, KnownLoss):
+            self._warn(f"There is no generalization bound: {setting.loss}. {_BOUND} needs no loss.")
+            return metrics
+        found = generalization_bound(setting.complexity, setting.loss, n=n, x_norm=x_norm, delta=self._delta)
+        return {**metrics, f"{_GAP}_bound": found.value, f"{_GAP}_bound_fixed_radii": found.fixed}
+
+    def _batchnorm_lemma(self, view: View, n: int) -> float | None:
+        """The complexity of the two-layer networks of BN around V_0, by the corrected Lemma F.1."""
+        form = view.batchnorm_form(_SAMPLES) if self._initial is not None else ""
+        if isinstance(form, str) or self._initial is None or form.v.shape != self._initial.shape:
+            return None
+        return batchnorm_rademacher(
+            form.a.cpu(), form.c.cpu(), form.v.cpu(), self._initial, form.x_centered, form.factors, n=n
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"initial": self._initial}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._initial = state.get("initial")
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            rank_zero_warn(message)
+
+
+def _loss_of_zero(view: View) -> float:
+    loss = view.setting.loss
+    assert isinstance(loss, KnownLoss)
+    return loss.of_zero(view.target_matrix)
+
+
+def _why_not(setting: Setting, n: int | None) -> str:
+    if isinstance(setting.complexity, str):
+        return setting.complexity
+    if n is None:
+        return "the size of the training set is not known"
+    return "" if math.isfinite(setting.x_norm) else "the norms of the inputs are not known"
+
+
+class RademacherBound(DiagnosticCallback):
+    """Logs a bound of the Rademacher complexity of the network's class, the generalization bound that follows from it,
+    and the gap that is measured between training and validation samples.
+
+    The class: all networks of the same structure, with the norms of its layers no larger than they are now; rows for
+    tanh and its like (WN, Theorem 6.1, with trained lengths), Frobenius norms for ReLU (Golowich et al. 2018), a
+    BatchNorm with its running statistics folded into its layer, sums for residual connections. Of the two-layer ReLU
+    networks of BN (`batchnorm_form`), those around the weights at fit start, by BN's Lemma F.1 as we corrected it. The
+    docs derive every step (theorems.md). A network with another step (attention, LayerNorm) logs NaN, with the reason
+    once.
+
+    Logged after every n-th epoch:
+
+    * ``normtheory/rademacher_bound``: Σ_h R_n(f_h) over the outputs h, n being the size of the training set, at the
+      norms of now ("at fixed radii");
+    * ``normtheory/rademacher_x_norm``: max ‖x‖ that it is for: that of the probe, unless ``x_norm`` is given;
+    * for the square, cross-entropy or logistic loss, ``normtheory/generalization_bound``: with probability 1 − δ the
+      expected loss exceeds that of the training set by no more; a union over a grid of radii makes it hold for norms
+      that are measured after training; ``normtheory/generalization_bound_fixed_radii``: without that union, for norms
+      that had been fixed before;
+    * ``normtheory/population_loss_bound``: train loss + bound, and ``normtheory/generalization_bound_vacuous``: 1 if
+      that is no less than the loss of a network whose outputs are all zero, else 0;
+    * where the run has validation data, ``normtheory/generalization_gap`` = validation loss − train loss, both of the
+      same size of samples and with the loss of the training step, with ``…_train_loss`` and ``…_validation_loss``;
+    * ``normtheory/seconds``: what the measurement cost.
+
+    The arguments that are not listed are those of `DiagnosticCallback`.
+
+    Args:
+        delta: δ, the probability that the bound fails.
+        x_norm: a norm that no input exceeds; ``None``: the largest on the probe.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> trainer = pl.Trainer(callbacks=[RademacherBound(x_norm=1.0)], logger=False)
+    """
+
+    def __init__(
+        self,
+        probe: int | Probe = 512,
+        every_n_epochs: int = 1,
+        loss: BatchFunction | None = None,
+        predict: BatchFunction | None = None,
+        batch_stats: bool | None = None,
+        prefix: str = "normtheory",
+        on_error: Literal["warn", "raise"] = "warn",
+        *,
+        delta: float = 0.05,
+        x_norm: float | None = None,
+    ) -> None:
+        self._options: dict[str, Any] = {"delta": delta, "x_norm": x_norm}
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+
+    def make_diagnostics(self) -> list[Diagnostic]:
+        return [RademacherBoundDiagnostic(**self._options)]
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **self._options}

@@ -1,0 +1,151 @@
+"""What the theorems ask about: the network's form, its activations, samples, targets and loss, as they are."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from lightning_normtheory.activations import ActivationConstants
+from lightning_normtheory.architecture import Activation, Affine, Operation, walk
+from lightning_normtheory.chain import Chain, Link, chain_of
+from lightning_normtheory.known_losses import KnownLoss
+from lightning_normtheory.peeling import Complexity, NoBound, network_complexity
+
+__all__ = ["Setting"]
+
+# What a norm that should be one may be off by, in float32.
+_CLOSE = 1e-3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model on some samples.
+
+    Attributes:
+        output: its forward pass.
+        x_norms: the smallest and the largest ‖x_i‖.
+        loss: which loss it is trained with, or why that is not known.
+    """
+
+    output: Operation
+    x_norms: tuple[float, float]
+    loss: KnownLoss | str
+
+    @cached_property
+    def chain(self) -> Chain | str:
+        """The layers one after the other, or why the network is no chain."""
+        return chain_of(self.output)
+
+    @cached_property
+    def complexity(self) -> Complexity | str:
+        """Of the network's class, or why there is no bound for it."""
+        try:
+            return network_complexity(self.output)
+        except NoBound as reason:
+            return str(reason)
+
+    @cached_property
+    def activations(self) -> tuple[ActivationConstants, ...]:
+        """Each kind once."""
+        found = {step.constants for step in walk(self.output) if isinstance(step, Activation)}
+        return tuple(sorted(found, key=lambda constants: constants.name))
+
+    @property
+    def x_norm(self) -> float:
+        """max ‖x_i‖."""
+        return self.x_norms[1]
+
+    @property
+    def outputs(self) -> int:
+        return max(self.output.size, 1)
+
+    def inputs_have_norm(self, value: float) -> bool:
+        return all(math.isclose(norm, value, rel_tol=_CLOSE) for norm in self.x_norms)
+
+    @cached_property
+    def weight_norm_differences(self) -> tuple[str, ...]:
+        """In what the hidden layers differ from those of WN: WeightNorm without bias, lengths g = 1/√m, not trained."""
+        if isinstance(self.chain, str):
+            return (self.chain,)
+        return _by_layer(self.chain.links[:-1], _differences_to_weight_norm) + _widths(self.chain)
+
+    @cached_property
+    def rsc_differences(self) -> tuple[str, ...]:
+        """In what the layers differ from those of RSC: no WeightNorm, no bias, a factor 1/√(fan-in) in every layer."""
+        if isinstance(self.chain, str):
+            return (self.chain,)
+        return _by_layer(self.chain.links, _differences_to_rsc) + _widths(self.chain)
+
+    @property
+    def has_weight_norm_form(self) -> bool:
+        """Whether the constants of WN are about this network, with any number of outputs and any ‖v_h‖."""
+        chain = self.chain
+        if isinstance(chain, str) or self.weight_norm_differences:
+            return False
+        plain_head = chain.head.affine.origin.kind == "parameter" and chain.head.affine.bias is None
+        return plain_head and self.inputs_have_norm(1.0) and self._has_smooth_activations
+
+    @property
+    def has_rsc_form(self) -> bool:
+        """Whether the constants of RSC are about this network, with any number of outputs and any ‖v_h‖."""
+        if isinstance(self.chain, str) or self.rsc_differences:
+            return False
+        inputs = self.chain.links[0].affine.weight.shape[1]
+        return self.inputs_have_norm(math.sqrt(inputs)) and self._has_smooth_activations
+
+    @property
+    def _has_smooth_activations(self) -> bool:
+        """One φ in all layers, with |φ'| ≤ 1."""
+        (*others, phi) = self.activations or (None,)
+        return phi is not None and not others and phi.lipschitz <= 1 and math.isfinite(phi.smoothness)
+
+
+def _by_layer(links: Iterable[Link], differences: Callable[[Link], list[str]]) -> tuple[str, ...]:
+    """Each difference once, with the layers that have it."""
+    found: dict[str, list[str]] = {}
+    for link in links:
+        for difference in differences(link):
+            found.setdefault(difference, []).append(link.affine.origin.name.removesuffix(".weight"))
+    return tuple(f"{difference} ({', '.join(names)})" for difference, names in found.items())
+
+
+def _widths(chain: Chain) -> tuple[str, ...]:
+    widths = dict.fromkeys(link.affine.size for link in chain.links[:-1])
+    return (f"hidden layers of different widths ({', '.join(map(str, widths))})",) if len(widths) > 1 else ()
+
+
+def _differences_to_weight_norm(link: Link) -> list[str]:
+    affine = link.affine
+    if affine.origin.kind != "weight_norm":
+        return ["no WeightNorm"]
+    found = _is_convolution(affine) + _has_bias(affine)
+    g, v = affine.origin.tensors
+    if affine.origin.dim != 0 or g.numel() != len(v):
+        found.append("not one length g for each unit")
+    elif g.requires_grad:
+        found.append("trained lengths g")
+    elif not _all_close(link.after * g.detach(), len(v) ** -0.5):
+        found.append("lengths g other than 1/√m")
+    return found
+
+
+def _differences_to_rsc(link: Link) -> list[str]:
+    affine = link.affine
+    found = ["WeightNorm"] if affine.origin.kind == "weight_norm" else []
+    found += _is_convolution(affine) + _has_bias(affine)
+    factor = affine.weight.shape[1] ** -0.5
+    return found if math.isclose(link.before * link.after, factor, rel_tol=_CLOSE) else [*found, "no factor 1/√fan-in"]
+
+
+def _is_convolution(affine: Affine) -> list[str]:
+    return ["applied at several positions"] if affine.reach * affine.positions > 1 else []
+
+
+def _has_bias(affine: Affine) -> list[str]:
+    return ["a bias"] if affine.bias is not None else []
+
+
+def _all_close(values: Tensor, number: float) -> bool:
+    return bool(((values - number).abs() <= _CLOSE * abs(number)).all())

@@ -1,0 +1,214 @@
+"""Which theorem speaks of the network that is there: it applies, is generalised to it, or does not apply."""
+
+import math
+import textwrap
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from lightning_normtheory.activations import ActivationConstants
+from lightning_normtheory.setting import Setting
+
+__all__ = ["TheoremStatus", "check_theorems", "theorem_table"]
+
+Verdict = Literal["applies", "generalised", "does not apply"]
+
+
+class TheoremStatus(NamedTuple):
+    """One theorem and this network.
+
+    Attributes:
+        theorem: the paper and what it is about.
+        verdict: ``"generalised"``: an assumption fails, and what is reported is our form of the theorem, which does not
+            need it.
+        reasons: the assumptions that fail; or, where it applies, what was measured instead of known.
+    """
+
+    theorem: str
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.theorem}: {self.verdict}" + (f" ({'; '.join(self.reasons)})" if self.reasons else "")
+
+
+def check_theorems(setting: Setting, *, dgm: str = "", batchnorm: str = "") -> tuple[TheoremStatus, ...]:
+    """A line for each theorem of the five papers.
+
+    Args:
+        dgm: why the network has not the form of DGM, empty if it has; and ``batchnorm``: the same for BN.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from lightning_normtheory.known_losses import KnownLoss
+        >>> from lightning_normtheory.recorded_forward import record_forward
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> setting = Setting(record_forward(net, torch.randn(2, 3)), (1.0, 1.0), KnownLoss("square"))
+        >>> print(check_theorems(setting, dgm="no WeightNorm", batchnorm="no BatchNorm")[0])
+        WN, Theorem 5.1 (optimisation): does not apply (the activation ReLU is not smooth)
+    """
+    return (
+        _weight_norm_optimisation(setting),
+        _weight_norm_generalisation(setting),
+        _restricted_strong_convexity(setting),
+        TheoremStatus("DGM, Theorems 4.1 and 4.2 (two-layer ReLU)", *_from_reason(dgm)),
+        _batch_norm(setting, batchnorm),
+        _linearity(setting),
+    )
+
+
+def theorem_table(rows: Iterable[TheoremStatus], width: int = 100) -> str:
+    """The lines as a table for a terminal.
+
+    Example:
+        >>> rows = TheoremStatus("WN, Theorem 6.1", "applies"), TheoremStatus("BN", "does not apply", ("no BatchNorm",))
+        >>> print(theorem_table(rows))
+        WN, Theorem 6.1  applies
+        BN               does not apply  no BatchNorm
+    """
+    rows = list(rows)
+    first = max(len(row.theorem) for row in rows) + 2
+    second = max(len(row.verdict) for row in rows) + 2
+    lines = []
+    for row in rows:
+        reasons = textwrap.wrap("; ".join(row.reasons), max(width - first - second, 30)) or [""]
+        lines.append(f"{row.theorem:{first}}{row.verdict:{second}}{reasons[0]}".rstrip())
+        lines += [" " * (first + second) + line for line in reasons[1:]]
+    return "\n".join(lines)
+
+
+def _from_reason(reason: str) -> tuple[Verdict, tuple[str, ...]]:
+    return ("does not apply", (reason,)) if reason else ("applies", ())
+
+
+def _activation_problems(setting: Setting) -> list[str]:
+    """What no form of the theorems about smooth activations can do without."""
+    return [f"the activation {phi.name} is not smooth" for phi in setting.activations if math.isinf(phi.smoothness)]
+
+
+def _activation_differences(setting: Setting) -> list[str]:
+    return [
+        f"|φ'| of {phi.name} reaches {phi.lipschitz:.4g}, not 1" for phi in setting.activations if phi.lipschitz > 1
+    ]
+
+
+def _measured(activations: Iterable[ActivationConstants]) -> tuple[str, ...]:
+    return tuple(f"the constants of {phi.name} are measured numerically" for phi in activations if phi.measured)
+
+
+def _loss_problems(setting: Setting) -> list[str]:
+    loss = setting.loss
+    if isinstance(loss, str):
+        return [loss]
+    return [] if loss.is_square else [f"the loss is a {loss.name.replace('_', ' ')}, not the square loss"]
+
+
+def _loss_differences(setting: Setting) -> list[str]:
+    loss = setting.loss
+    found = []
+    if not isinstance(loss, str) and loss.is_square and loss.scale != 1:
+        found.append(f"the loss is {loss.scale:.3g} times that of the theorem")
+    if setting.outputs > 1:
+        found.append(f"{setting.outputs} outputs")
+    return found
+
+
+def _norm_difference(setting: Setting, value: float, name: str) -> list[str]:
+    if setting.inputs_have_norm(value):
+        return []
+    low, high = setting.x_norms
+    return [f"‖x‖ is between {low:.3g} and {high:.3g}, not {name}"]
+
+
+def _head_differences(setting: Setting) -> list[str]:
+    """The output layer of WN: linear, no bias, no WeightNorm, a unit vector when training begins."""
+    if isinstance(setting.chain, str):
+        return []
+    head = setting.chain.head.affine
+    found = []
+    if head.origin.kind == "weight_norm":
+        found.append("the output layer has WeightNorm")
+    if head.bias is not None:
+        found.append("the output layer has a bias")
+    largest = head.row * abs(setting.chain.head.after)
+    if not math.isclose(largest, 1, rel_tol=1e-3):
+        found.append(f"the largest ‖v_h‖ is {largest:.3g}, not 1")
+    return found
+
+
+def _verdict(theorem: str, problems: list[str], differences: list[str], setting: Setting) -> TheoremStatus:
+    if problems:
+        return TheoremStatus(theorem, "does not apply", tuple(dict.fromkeys(problems)))
+    measured = _measured(setting.activations)
+    if differences:
+        return TheoremStatus(theorem, "generalised", (*dict.fromkeys(differences), *measured))
+    return TheoremStatus(theorem, "applies", measured)
+
+
+def _weight_norm_optimisation(setting: Setting) -> TheoremStatus:
+    chain = setting.chain
+    problems = _activation_problems(setting) + ([chain] if isinstance(chain, str) else []) + _loss_problems(setting)
+    differences = (
+        list(setting.weight_norm_differences)
+        + _head_differences(setting)
+        + _activation_differences(setting)
+        + _norm_difference(setting, 1.0, "1")
+        + _loss_differences(setting)
+    )
+    return _verdict("WN, Theorem 5.1 (optimisation)", problems, differences, setting)
+
+
+def _weight_norm_generalisation(setting: Setting) -> TheoremStatus:
+    problems, loss = [], setting.loss
+    if isinstance(setting.complexity, str):
+        problems.append(setting.complexity)
+    if isinstance(loss, str):
+        problems.append(loss)
+    differences = (
+        list(setting.weight_norm_differences)
+        + _head_differences(setting)
+        + _activation_differences(setting)
+        + _norm_difference(setting, 1.0, "1")
+        + _loss_differences(setting)
+        + (_loss_problems(setting) if not isinstance(loss, str) else [])
+        + [f"φ(0) = {phi.at_zero:.3g} of {phi.name}" for phi in setting.activations if phi.at_zero != 0]
+    )
+    if not isinstance(loss, str) and loss.is_square and loss.largest_target > 1:
+        differences.append(f"|y| reaches {loss.largest_target:.3g}, not 1")
+    return _verdict("WN, Theorem 6.1 (generalisation)", problems, differences, setting)
+
+
+def _restricted_strong_convexity(setting: Setting) -> TheoremStatus:
+    chain = setting.chain
+    problems = _activation_problems(setting) + ([chain] if isinstance(chain, str) else []) + _loss_problems(setting)
+    inputs = 1 if isinstance(chain, str) else chain.links[0].affine.weight.shape[1]
+    differences = (
+        list(setting.rsc_differences)
+        + _activation_differences(setting)
+        + _norm_difference(setting, math.sqrt(inputs), f"√{inputs}")
+        + _loss_differences(setting)
+    )
+    return _verdict("RSC, Theorems 5.1 to 5.3 (optimisation)", problems, differences, setting)
+
+
+def _batch_norm(setting: Setting, reason: str) -> TheoremStatus:
+    theorem = "BN, Theorem 2.1 (two-layer ReLU)"
+    problems = [reason] if reason else []
+    loss = setting.loss
+    if not reason and (isinstance(loss, str) or loss.name != "logistic"):
+        problems.append(loss if isinstance(loss, str) else "the loss is not the logistic one")
+    if problems:
+        return TheoremStatus(theorem, "does not apply", tuple(problems))
+    return TheoremStatus(theorem, "applies", ("the printed constants are not those of the paper's own proof",))
+
+
+def _linearity(setting: Setting) -> TheoremStatus:
+    """LIN, Theorem 3.2: smooth activations, a linear output, a factor 1/√(fan-in) in every layer, in the limit of
+    width. What it says is asymptotic: there is no form of it for another network."""
+    chain = setting.chain
+    problems = _activation_problems(setting) + list(setting.rsc_differences)
+    widths = [] if isinstance(chain, str) else [link.affine.size for link in chain.links[:-1]]
+    reasons = tuple(dict.fromkeys(problems)) or (
+        f"in the limit of width; the narrowest layer has {min(widths, default=0)} units",
+    )
+    return TheoremStatus("LIN, Theorem 3.2 (constant kernel)", "does not apply" if problems else "applies", reasons)
