@@ -27,11 +27,16 @@ STEPS = math.ceil(SAMPLES / BATCH)
 TARGET, AIM = 0.15, 0.10
 _INPUTS, _WIDTH, _CLASSES = 3072, 2048, 10
 _GRADIENTS = 5
+# Of all pixels of CIFAR-10's training images.
+_MEAN, _DEVIATION = 0.473, 0.251
 _PARTS = {
     "min_weight_norm": "weight norms",
     "rsc_ratio": "RSC ratio",
     "hessian_lambda_max": "Hessian",
     "ntk_lambda_min": "tangent kernel",
+    "batchnorm_epsilon": "BatchNorm",
+    "rademacher_bound": "bounds",
+    "certificate_holds": "certificate",
 }
 _REST = "all else"
 
@@ -108,15 +113,17 @@ class Watch(pl.Callback):
 
 
 def images(samples: int) -> tuple[Tensor, Tensor]:
-    """Colour images of 32×32 of unit norm in ten classes, with the spectrum of natural ones: amplitudes fall as 1/f.
+    """Colour images of 32×32 of unit norm in ten classes, like CIFAR-10: pixels between 0 and 1 with its mean and
+    deviation, amplitudes that fall as 1/f.
 
     How many products the Hessian takes depends on it: where no direction of the inputs stands out, no eigenvalue does.
     """
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(0, _CLASSES, (samples,), generator=generator)
     means = _natural(_CLASSES, generator)
-    x = torch.cat([_natural(len(part), generator) + 0.5 * means[part] for part in y.split(5_000)]).flatten(1)
-    return torch.nn.functional.normalize(x, out=x), y
+    x = torch.cat([_natural(len(part), generator) + 0.1 * means[part] for part in y.split(5_000)]).flatten(1)
+    pixels = x.mul_(_DEVIATION / x.std()).add_(_MEAN).clamp_(0, 1)
+    return torch.nn.functional.normalize(pixels, out=pixels), y
 
 
 def _natural(samples: int, generator: torch.Generator) -> Tensor:

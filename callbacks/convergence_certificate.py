@@ -114,9 +114,14 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         chain = setting.chain
         if isinstance(chain, str) or len(chain.links) != len(self._initial):
             return {}
-        moved = [link.affine.weight.cpu() - start for link, start in zip(chain.links, self._initial)]
-        hidden = [spectral_norm(difference) for difference in moved[:-1]]
-        return {"rho": max(hidden, default=0.0), "rho_1": float(moved[-1].double().norm(dim=1).max())}
+        head = chain.head.affine.weight.cpu() - self._initial[-1]
+        radii = {"rho_1": float(head.double().norm(dim=1).max())}
+        # A ball of spectral norms is RSC's; of WN, a weight is where it is whatever its distance.
+        if not any(link.affine.origin.kind == "weight_norm" for link in chain.links):
+            pairs = zip(chain.links[:-1], self._initial)
+            hidden = [spectral_norm(link.affine.weight.cpu() - start) for link, start in pairs]
+            radii["rho"] = max(hidden, default=0.0)
+        return radii
 
     def _papers_constants(self, view: View, setting: Setting, metrics: Mapping[str, float]) -> dict[str, float]:
         """The constants as the papers have them, where the network is the paper's own."""
@@ -267,7 +272,8 @@ class ConvergenceCertificate(DiagnosticCallback):
     * for a network of DGM's form, ``normtheory/certificate_dgm_v`` or ``…_dgm_g`` with margin and rate (Theorem 4.1 for
       α ≤ 1, 4.2 for α > 1);
     * ``normtheory/certificate_rate_measured``: L⁺/L per step of the optimizer, the mean since the last measurement;
-    * ``normtheory/rho`` = max_l ‖W_l − W_l(0)‖₂ over the hidden layers, ``normtheory/rho_1`` = max_h ‖v_h − v_h(0)‖;
+    * ``normtheory/rho_1`` = max_h ‖v_h − v_h(0)‖ of the output weights, and without WeightNorm ``normtheory/rho`` =
+      max_l ‖W_l − W_l(0)‖₂ over the hidden layers;
     * for a network of WN's own form, ``normtheory/wn_alpha``, ``…_beta``, ``…_hessian_bound``, ``…_gradient_bound``,
       ``…_loss_bound`` as the paper has them; of RSC's, ``normtheory/rsc_gamma``, ``…_kappa``, ``…_alpha``, ``…_beta``,
       ``…_threshold`` and ``…_margin`` = ‖ḡ‖² − threshold, which has to be positive (RSC, Theorem 5.1).

@@ -1,10 +1,10 @@
 """`HessianTopEigenvalue`: the largest eigenvalue of the loss's Hessian beside the edge of stability."""
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
@@ -116,7 +116,7 @@ def _warm_start(vector: Mapping[str, Tensor], space: FlatParameters) -> Tensor |
         p: vector[name] for name, p in space.parameters.items() if name in vector and vector[name].shape == p.shape
     }
     start = space.join(parts)
-    return start if bool(start.any()) and bool(torch.isfinite(start).all()) else None
+    return start if 0 < float(start.norm()) < math.inf else None
 
 
 def _edges(view: View, value: float) -> dict[str, float]:

@@ -28,7 +28,8 @@ class NormTheory(DiagnosticCallback):
     and a warning at fit start says so. The arguments that are not listed are those of `DiagnosticCallback`.
 
     Args:
-        hessian_method: ``"power"`` iteration or ``"lanczos"``, as in `HessianTopEigenvalue`.
+        hessian_method: ``"lanczos"``, which takes fewer products, or ``"power"`` iteration, which keeps fewer vectors,
+            as in `HessianTopEigenvalue`.
         hessian_tol: the relative residual at which it stops.
         max_hvps: the number of Hessian-vector products after which it stops in any case.
         memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it anew for each.
@@ -57,7 +58,7 @@ class NormTheory(DiagnosticCallback):
         prefix: str = "normtheory",
         on_error: Literal["warn", "raise"] = "warn",
         *,
-        hessian_method: Method = "power",
+        hessian_method: Method = "lanczos",
         hessian_tol: float = 1e-2,
         max_hvps: int = 100,
         memory: Memory = "high",

@@ -1,10 +1,12 @@
 """The sums behind the RSC ratio, over batches and processes."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_normtheory.rsc import RSC, rsc_from_sums
+from lightning_normtheory.rsc import RSC, add_gradients, rsc_from_sums
 
 __all__ = ["RSCMetric"]
 
@@ -13,12 +15,12 @@ class RSCMetric(Metric):
     """Accumulates what `rsc_from_sums` needs; every state is a sum, so processes add up to one exact number.
 
     Args:
-        parameters: p, the number of trainable parameters.
+        sizes: of the trainable parameters.
 
     Example:
-        >>> metric = RSCMetric(parameters=1)
-        >>> metric.update(1, torch.tensor(1.0), torch.tensor([2.0]), 1, torch.tensor([1.0]))
-        >>> metric.update(1, torch.tensor(4.0), torch.tensor([12.0]), 1, torch.tensor([3.0]))
+        >>> metric = RSCMetric(sizes=[1])
+        >>> metric.update(1, torch.tensor(1.0), [torch.tensor([2.0])], 1, [torch.tensor([1.0])])
+        >>> metric.update(1, torch.tensor(4.0), [torch.tensor([12.0])], 1, [torch.tensor([3.0])])
         >>> metric.compute()
         RSC(loss=2.5, grad_norm_sq=49.0, ratio=19.6, mean_predictor_grad_norm_sq=4.0)
     """
@@ -31,22 +33,30 @@ class RSCMetric(Metric):
     predictor_gradient_sum: Tensor
     cosine: float
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
-        for name in ("samples", "outputs", "loss_sum"):
+        self._sizes = list(sizes)
+        # The gradients get their size with the first batch: a metric copies its initial states, and these are large.
+        for name in ("samples", "outputs", "loss_sum", "loss_gradient_sum", "predictor_gradient_sum"):
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        for name in ("loss_gradient_sum", "predictor_gradient_sum"):
-            self.add_state(name, torch.zeros(parameters, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(
-        self, samples: int, loss: Tensor, loss_gradient: Tensor, outputs: int, predictor_gradient_sum: Tensor
+        self,
+        samples: int,
+        loss: Tensor,
+        loss_gradients: Sequence[Tensor | None],
+        outputs: int,
+        predictor_gradients: Sequence[Tensor | None],
     ) -> None:
-        """Add a batch: its mean loss and gradient, and the gradient of the sum of its outputs."""
+        """Add a batch: its mean loss with the gradients, and those of the sum of its outputs, by parameter."""
+        if self.loss_gradient_sum.dim() == 0:
+            self.loss_gradient_sum = self.loss_gradient_sum.new_zeros(sum(self._sizes))
+            self.predictor_gradient_sum = self.predictor_gradient_sum.new_zeros(sum(self._sizes))
         self.samples += samples
         self.outputs += outputs
         self.loss_sum += samples * loss.detach()
-        self.loss_gradient_sum += samples * loss_gradient
-        self.predictor_gradient_sum += predictor_gradient_sum
+        add_gradients(self.loss_gradient_sum, loss_gradients, samples, self._sizes)
+        add_gradients(self.predictor_gradient_sum, predictor_gradients, 1, self._sizes)
 
     def compute(self) -> RSC:
         """The result over everything added, here and in the other processes; then also ``cosine``, that of the angle

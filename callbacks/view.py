@@ -29,7 +29,7 @@ from lightning_normtheory.known_losses import KnownLoss, as_targets, identify_lo
 from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.predictor_hessian import predictor_hessian
 from lightning_normtheory.recorded_forward import record_forward
-from lightning_normtheory.rsc import RSC, flat_gradient
+from lightning_normtheory.rsc import RSC, gradients_of
 from lightning_normtheory.sample_batches import SampleBatch, joined
 from lightning_normtheory.setting import Setting
 from lightning_normtheory.snapshot import Snapshot
@@ -104,17 +104,17 @@ class View:
     def rsc(self) -> RSC:
         """R = ‖∇L‖²/L and ‖ḡ‖² of the probe."""
         parameters = trainable_parameters(self.model)
-        metric = RSCMetric(sum(p.numel() for p in parameters.values())).to(self._sum_device)
+        metric = RSCMetric([p.numel() for p in parameters.values()]).to(self._sum_device)
         with self._measuring():
             for index, batch in enumerate(self._batches):
                 loss = self._loss_of(batch, index)
-                loss_gradient = flat_gradient(loss, parameters)
+                loss_gradients = gradients_of(loss, parameters)
                 output = self._predict_on(batch)
-                predictor_gradient = flat_gradient(output.sum(), parameters)
+                predictor_gradients = gradients_of(output.sum(), parameters)
                 if batch.counts:
-                    metric.update(batch.samples, loss, loss_gradient, output.numel(), predictor_gradient)
+                    metric.update(batch.samples, loss, loss_gradients, output.numel(), predictor_gradients)
         if not any(batch.counts for batch in self._batches):  # fewer batches than processes: take part with nothing
-            metric.update(0, torch.zeros(()), torch.zeros(()), 0, torch.zeros(()))
+            metric.update(0, torch.zeros(()), [], 0, [])
         result = metric.compute()
         self._cosine = metric.cosine
         return result

@@ -80,7 +80,7 @@ def descent(chain: Chain, local: Local, step: float | None = None) -> Descent:
     if step is not None:
         return _at(chain, local, step)
     low, high = 0.0, 1 / _at(chain, local, 0.0).constants.beta  # β only grows with the step
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if _at(chain, local, middle).omega <= 1 else (low, middle)
     return _at(chain, local, low)

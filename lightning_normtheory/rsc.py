@@ -1,6 +1,6 @@
 """The RSC ratio ‖∇L‖²/L and the averaged gradient of the predictor."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from lightning_normtheory.graphs import refuse_reentrant_checkpoints
 from lightning_normtheory.inputs import count_samples, list_batches, require_graph, trainable_parameters
 from lightning_normtheory.untouched import untouched
 
-__all__ = ["RSC", "flat_gradient", "rsc_from_sums", "rsc_ratio"]
+__all__ = ["RSC", "add_gradients", "gradients_of", "rsc_from_sums", "rsc_ratio", "zero_gradient"]
 
 
 class RSC(NamedTuple):
@@ -57,7 +57,8 @@ def rsc_ratio(
         RSC(loss=2.5, grad_norm_sq=49.0, ratio=19.6, mean_predictor_grad_norm_sq=4.0)
     """
     parameters = trainable_parameters(model)
-    loss_sum, loss_gradient, predictor_gradient = 0.0, torch.zeros(()), torch.zeros(())
+    sizes = [p.numel() for p in parameters.values()]
+    loss_sum, loss_gradient, predictor_gradient = 0.0, zero_gradient(parameters), zero_gradient(parameters)
     samples = outputs = 0
     with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad():
         for x, y in list_batches(batches):
@@ -65,8 +66,8 @@ def rsc_ratio(
             output = model(x)
             value = loss(output, y)
             n = count_samples(output)
-            loss_gradient = n * flat_gradient(value, parameters, retain_graph=True) + loss_gradient
-            predictor_gradient = flat_gradient(output.sum(), parameters) + predictor_gradient
+            add_gradients(loss_gradient, gradients_of(value, parameters, retain_graph=True), n, sizes)
+            add_gradients(predictor_gradient, gradients_of(output.sum(), parameters), 1, sizes)
             loss_sum += n * float(value.detach())
             samples, outputs = samples + n, outputs + output.numel()
     if samples == 0:
@@ -79,27 +80,43 @@ def rsc_from_sums(
 ) -> RSC:
     """The result from sums over samples (and over outputs), so that batches and processes can be added up first."""
     loss = loss_sum / samples
-    grad_norm_sq = float((loss_gradient_sum / samples).square().sum())
+    grad_norm_sq = float(loss_gradient_sum @ loss_gradient_sum) / samples**2
     ratio = grad_norm_sq / loss if loss != 0 else float("nan")
-    return RSC(loss, grad_norm_sq, ratio, float((predictor_gradient_sum / outputs).square().sum()))
+    return RSC(loss, grad_norm_sq, ratio, float(predictor_gradient_sum @ predictor_gradient_sum) / outputs**2)
 
 
-def flat_gradient(value: Tensor, parameters: dict[str, nn.Parameter], *, retain_graph: bool = False) -> Tensor:
-    """∇value as one float64 vector (p,), zero for parameters that do not enter; ``.grad`` is not used.
-
-    Sums of many gradients are taken in float64 whatever the model's dtype: they must not depend on the split.
-    """
+def gradients_of(
+    value: Tensor, parameters: dict[str, nn.Parameter], *, retain_graph: bool = False
+) -> list[Tensor | None]:
+    """∇value by parameter, ``None`` for those that do not enter; ``.grad`` is not used."""
     if value.numel() != 1:
         raise ValueError(f"Expected a scalar to differentiate, but got a tensor of shape {tuple(value.shape)}.")
     require_graph(value, "a value")
     refuse_reentrant_checkpoints(value)
-    gradients = torch.autograd.grad(
-        value.sum(), list(parameters.values()), allow_unused=True, retain_graph=retain_graph
+    return list(
+        torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True, retain_graph=retain_graph)
     )
+
+
+def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: float, sizes: Sequence[int]) -> None:
+    """total += weight·∇, in place, for one flat vector (p,) of all parameters with these sizes.
+
+    The total is in float64 whatever the model's dtype: sums of many gradients must not depend on the split.
+
+    Example:
+        >>> total = torch.zeros(3, dtype=torch.float64)
+        >>> add_gradients(total, [torch.ones(2), None], 2.0, [2, 1])
+        >>> total
+        tensor([2., 2., 0.], dtype=torch.float64)
+    """
+    for part, gradient in zip(total.split(list(sizes)), gradients):
+        if gradient is not None:
+            part.add_(gradient.detach().reshape(-1).to(total.device), alpha=weight)
+
+
+def zero_gradient(parameters: dict[str, nn.Parameter]) -> Tensor:
+    """A total (p,) to add gradients to."""
+    first = next(iter(parameters.values()))
     # Apple's GPUs have no float64.
-    dtype = torch.float32 if value.device.type == "mps" else torch.float64
-    flat = [
-        (torch.zeros_like(p) if gradient is None else gradient).detach().reshape(-1).to(value.device, dtype)
-        for gradient, p in zip(gradients, parameters.values())
-    ]
-    return torch.cat(flat)
+    dtype = torch.float32 if first.device.type == "mps" else torch.float64
+    return torch.zeros(sum(p.numel() for p in parameters.values()), dtype=dtype, device=first.device)

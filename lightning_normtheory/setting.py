@@ -5,18 +5,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from lightning_normtheory.activations import ActivationConstants
 from lightning_normtheory.architecture import Activation, Affine, Operation, walk
 from lightning_normtheory.chain import Chain, Link, chain_of
-from lightning_normtheory.known_losses import KnownLoss
+from lightning_normtheory.known_losses import KnownLoss, identify_loss
+from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.peeling import Complexity, NoBound, network_complexity
+from lightning_normtheory.recorded_forward import record_forward
+from lightning_normtheory.untouched import untouched
 
-__all__ = ["Setting"]
+__all__ = ["Setting", "network_setting"]
 
 # What a norm that should be one may be off by, in float32.
 _CLOSE = 1e-3
+# Samples on which the forward pass is watched.
+_WATCHED = 4
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,32 @@ class Setting:
         """One φ in all layers, with |φ'| ≤ 1."""
         (*others, phi) = self.activations or (None,)
         return phi is not None and not others and phi.lipschitz <= 1 and math.isfinite(phi.smoothness)
+
+
+def network_setting(
+    model: nn.Module, x: Tensor, y: Tensor | None = None, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> Setting:
+    """What the theorems ask about, of a model on samples x (n, …) with targets y and the loss it is trained with.
+
+    BatchNorm uses its running statistics, where it keeps some: samples are independent. Nothing is changed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        >>> x = torch.nn.functional.normalize(torch.randn(8, 3))
+        >>> setting = network_setting(model, x, torch.zeros(8, 1), nn.MSELoss())
+        >>> setting.chain.depth, setting.activations[0].name, setting.loss.name
+        (1, 'tanh', 'square')
+    """
+    tracked = all(layer.running_mean is not None for layer in batch_norm_layers(model).values())
+    with untouched(model, batch_stats=False if tracked else None):
+        output = record_forward(model, x[:_WATCHED])
+        norms = x.detach().double().flatten(1).norm(dim=1)
+        known: KnownLoss | str = "the loss is not known: it was not given with targets"
+        if y is not None and loss is not None:
+            with torch.no_grad():
+                outputs = model(x)
+                known = identify_loss(float(loss(outputs, y)), outputs.reshape(len(outputs), -1), y)
+    return Setting(output, (float(norms.min()), float(norms.max())), known)
 
 
 def _by_layer(links: Iterable[Link], differences: Callable[[Link], list[str]]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_normtheory.eigensolvers import Product, lanczos
+from lightning_normtheory.eigensolvers import Product, batched_lanczos, lanczos
 
 __all__ = ["exceeds", "largest_eigenvalue", "smallest_eigenvalue", "spectral_norm"]
 
@@ -13,7 +13,7 @@ __all__ = ["exceeds", "largest_eigenvalue", "smallest_eigenvalue", "spectral_nor
 _DENSE = 1000
 # Of the Gram matrix that the norm of another one needs, which is not there yet.
 _SMALL = 256
-_STEPS, _SHORTFALL = 40, 0.05
+_STARTS, _STEPS, _SHORTFALL = 8, 12, 0.1
 _TOL, _MAX_PRODUCTS, _BASIS = 1e-6, 300, 60
 
 
@@ -90,11 +90,12 @@ def _leading(product: Product, like: Tensor) -> float:
 
 
 def spectral_norm(matrix: Tensor) -> float:
-    """‖W‖₂ of any matrix, from above: exact for a small one, up to 2.6 % more for a large one.
+    """‖W‖₂ of any matrix, from above: exact for a small one, up to 5.5 % more for a large one.
 
-    Large matrices: k = 40 steps of Lanczos on WᵀW from a random start find θ ≤ ‖W‖₂², and θ < (1 − ε)‖W‖₂² has a
-    probability of at most 1.648 √n exp(−√ε (2k − 1)), two in a million for ε = 0.05 and n = 3000 (Kuczyński and
-    Woźniakowski 1992, Theorem 4.2). The result is √(θ/(1 − ε)), or ‖W‖_F where that is less.
+    Large matrices: k = 12 steps of Lanczos on WᵀW from a random start find θ ≤ ‖W‖₂², and θ < (1 − ε)‖W‖₂² has a
+    probability of at most 1.648 √n exp(−√ε (2k − 1)) (Kuczyński and Woźniakowski 1992, Theorem 4.2): 6 % for ε = 0.1
+    and n = 3000. Eight starts that go together take hardly more time than one, and all of them fail once in 10⁹. The
+    result is √(θ/(1 − ε)) of the largest θ, or ‖W‖_F where that is less.
 
     Example:
         >>> spectral_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))
@@ -109,7 +110,8 @@ def spectral_norm(matrix: Tensor) -> float:
         gram = matrix.double().mT @ matrix.double()
         return max(largest_eigenvalue(gram), 0.0) ** 0.5
     matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    start = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
+    starts = torch.randn(_STARTS, matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
     options: dict[str, Any] = {"tol": 0.0, "max_products": _STEPS, "basis": _STEPS + 1}
-    found = lanczos(lambda v: matrix.mT @ (matrix @ v), start, which="algebraic", **options)
-    return min((found.value / (1 - _SHORTFALL)) ** 0.5, float(matrix.double().norm()))
+    found = batched_lanczos(lambda v: (v @ matrix.mT) @ matrix, starts, which="algebraic", **options)
+    largest = max(pair.value for pair in found)
+    return min((largest / (1 - _SHORTFALL)) ** 0.5, float(torch.linalg.vector_norm(matrix, dtype=torch.float64)))

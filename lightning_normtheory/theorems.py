@@ -2,13 +2,19 @@
 
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from lightning_normtheory.activations import ActivationConstants
-from lightning_normtheory.setting import Setting
+import torch
+from torch import Tensor, nn
 
-__all__ = ["TheoremStatus", "check_theorems", "theorem_table"]
+from lightning_normtheory.activations import ActivationConstants
+from lightning_normtheory.batchnorm_form import batchnorm_form
+from lightning_normtheory.infinite_width import dgm_form
+from lightning_normtheory.setting import Setting, network_setting
+from lightning_normtheory.untouched import untouched
+
+__all__ = ["TheoremStatus", "applicable_theorems", "check_theorems", "theorem_table"]
 
 Verdict = Literal["applies", "generalised", "does not apply"]
 
@@ -31,15 +37,37 @@ class TheoremStatus(NamedTuple):
         return f"{self.theorem}: {self.verdict}" + (f" ({'; '.join(self.reasons)})" if self.reasons else "")
 
 
+def applicable_theorems(
+    model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[TheoremStatus, ...]:
+    """A line for each theorem of the five papers, for a model on samples x (n, …) with targets y.
+
+    Args:
+        loss: ``loss(output, target)``, the mean loss that the model is trained with.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> rows = applicable_theorems(model, torch.randn(8, 3), torch.zeros(8, 1), nn.MSELoss())
+        >>> print(rows[0])
+        WN, Theorem 5.1 (optimisation): does not apply (the activation ReLU is not smooth)
+    """
+    setting = network_setting(model, x, y, loss)
+    with untouched(model, batch_stats=True), torch.no_grad():
+        outputs = model(x)
+        dgm = dgm_form(model, x.flatten(1), outputs) if setting.outputs == 1 else "it has not one output"
+        form = batchnorm_form(model, x.flatten(1), outputs)
+    return check_theorems(
+        setting, dgm=dgm if isinstance(dgm, str) else "", batchnorm=form if isinstance(form, str) else ""
+    )
+
+
 def check_theorems(setting: Setting, *, dgm: str = "", batchnorm: str = "") -> tuple[TheoremStatus, ...]:
-    """A line for each theorem of the five papers.
+    """`applicable_theorems` of a setting that is there already.
 
     Args:
         dgm: why the network has not the form of DGM, empty if it has; and ``batchnorm``: the same for BN.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
         >>> from lightning_normtheory.known_losses import KnownLoss
         >>> from lightning_normtheory.recorded_forward import record_forward
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
@@ -117,7 +145,8 @@ def _norm_difference(setting: Setting, value: float, name: str) -> list[str]:
     if setting.inputs_have_norm(value):
         return []
     low, high = setting.x_norms
-    return [f"‖x‖ is between {low:.3g} and {high:.3g}, not {name}"]
+    is_now = f"{high:.3g}" if math.isclose(low, high, rel_tol=1e-3) else f"between {low:.3g} and {high:.3g}"
+    return [f"‖x‖ is {is_now}, not {name}"]
 
 
 def _head_differences(setting: Setting) -> list[str]:

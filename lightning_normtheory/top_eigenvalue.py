@@ -1,5 +1,6 @@
 """The leading eigenvalues of the loss's Hessian, each with its error bar."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
@@ -173,17 +174,21 @@ def _checked(hessian: LossHessian, pair: Pair, tol: float) -> Pair:
 
 def _mixed_start(gradient: Tensor, start: Tensor | None, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers for every device
-    noise = torch.randn(gradient.shape, generator=generator).to(gradient)
-    if start is None:
-        return _unit(gradient) + _NOISE_PART * _unit(noise)
-    if not bool(start.any()) or not bool(torch.isfinite(start).all()):
-        raise ValueError("Expected a start that is finite and not zero.")
-    return _unit(start) + _GRADIENT_PART * _unit(gradient) + _NOISE_PART * _unit(noise)
+    parts = [(torch.randn(gradient.shape, generator=generator).to(gradient), _NOISE_PART)]
+    parts.append((gradient, 1.0 if start is None else _GRADIENT_PART))
+    if start is not None:
+        if not 0 < float(start.norm()) < math.inf:
+            raise ValueError("Expected a start that is finite and not zero.")
+        parts.append((start, 1.0))
+    mixed, weight = parts[0]
+    mixed.mul_(weight * _one_over(mixed.norm()))  # in place: it may be as large as the model
+    for part, weight in parts[1:]:
+        mixed.add_(part, alpha=weight * _one_over(part.norm()))
+    return mixed
 
 
-def _unit(x: Tensor) -> Tensor:
-    size = x.norm()
-    return x / size if 0 < float(size) < float("inf") else torch.zeros_like(x)
+def _one_over(size: Tensor) -> float:
+    return 1 / float(size) if 0 < float(size) < math.inf else 0.0
 
 
 def _projector(vectors: list[Tensor]) -> Product:

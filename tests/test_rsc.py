@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_normtheory import RSC, rsc_ratio
 from lightning_normtheory.inputs import trainable_parameters
-from lightning_normtheory.rsc import flat_gradient, rsc_from_sums
+from lightning_normtheory.rsc import add_gradients, gradients_of, rsc_from_sums, zero_gradient
 
 from models import MODELS, Graph, Model, freeze
 from oracles import cross_entropy, dense_rsc, jacobian, mean_square_loss, square_loss
@@ -290,15 +290,14 @@ def test_trainable_parameters_come_once_and_in_order():
     assert list(trainable_parameters(MODELS["frozen"].make())) == ["2.weight", "2.bias"]
 
 
-def test_flat_gradient_is_float64_and_zero_for_what_does_not_enter():
-    model = MODELS["unused"].make(torch.float32)
-    parameters = trainable_parameters(model)
-    flat = flat_gradient(model(torch.ones(2, 4)).sum(), parameters)
-    assert flat.dtype == torch.float64
-    assert flat.shape == (sum(parameter.numel() for parameter in parameters.values()),)
-    assert flat[:15].abs().min() > 0  # used: 12 weights, 3 biases
-    assert flat[15:].abs().max() == 0
-    assert all(parameter.grad is None for parameter in model.parameters())
+def test_sums_of_gradients_are_float64_and_zero_for_what_does_not_enter():
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "unused": nn.Linear(2, 2)})
+    parameters = dict(model.named_parameters())
+    total = zero_gradient(parameters)
+    gradients = gradients_of(model["used"](torch.ones(2, 4)).sum(), parameters)
+    add_gradients(total, gradients, 0.5, [p.numel() for p in parameters.values()])
+    assert total.dtype == torch.float64
+    assert total.tolist() == [1.0] * 15 + [0.0] * 6
 
 
 def test_sums_of_batches_and_processes_add_up():
