@@ -95,7 +95,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
                 metrics[f"{_NAME}_{name}_rate"] = condition.rate
         metrics[f"{_NAME}_holds"] = float(any(condition.holds for condition in conditions.values()))
         metrics.update(self._measured_rate(view))
-        self.names = tuple(metrics)
+        self.names = tuple({f"{_NAME}_holds": None, **metrics})  # the first one is the key of the state
         return metrics
 
     def _kernel_conditions(

@@ -18,10 +18,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory import min_weight_norm, rsc_ratio
 from lightning_normtheory.callbacks import (
+    BatchNormTheory,
+    ConvergenceCertificate,
     HessianTopEigenvalue,
     MinWeightNorm,
     NormTheory,
     NTKLeastEigenvalue,
+    RademacherBound,
     RSCRatio,
     record,
 )
@@ -35,15 +38,29 @@ NTK_NAMES = {"ntk_lambda_min", "ntk_lambda_min_floor", "ntk_lambda_max", "ntk_co
 NTK_NAMES |= {"ntk_change", "ntk_change_max", "ntk_label_alignment", "ntk_samples", "ntk_seconds"}
 NTK_PARTS = {f"ntk_{part}_share" for part in ("direction", "length", "rest")}
 NTK_PARTS |= {"ntk_direction_lambda_min", "ntk_length_lambda_min", "ntk_crossover"}
+BOUND_NAMES = {"rademacher_bound", "rademacher_x_norm", "population_loss_bound"}
+BOUND_NAMES |= {f"generalization_bound{of}" for of in ("", "_fixed_radii", "_vacuous")}
+CERTIFICATE_NAMES = {"certificate_holds", "certificate_rate_measured"}
+# Of a chain with smooth activations and the square loss.
+CERTIFICATE_PARTS = {"rho_1", "ntk_mean_grad_norm_sq", "ntk_mean_grad_norm_sq_bound"}
+CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("rsc", "rsc_margin", "ntk", "ntk_margin")}
+CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("alpha", "beta", "step", "rate", "rho_2")}
+CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient", "lipschitz")}
 # Below the floor the least eigenvalue is rounding of either sign, and what is divided by it infinite.
-NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover")
-ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NTKLeastEigenvalue, NormTheory]
+NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
+# Whether they are there depends on a number.
+SOMETIMES = {"ntk_crossover", "certificate_ntk_rate", "certificate_rsc_rate"}
+ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NTKLeastEigenvalue, BatchNormTheory, RademacherBound]
+ALL += [ConvergenceCertificate, NormTheory]
 NAMES = {
     MinWeightNorm: {"min_weight_norm"},
     RSCRatio: RSC_NAMES,
     HessianTopEigenvalue: HESSIAN_NAMES,
     NTKLeastEigenvalue: NTK_NAMES,
-    NormTheory: {"min_weight_norm", *RSC_NAMES, *HESSIAN_NAMES, *NTK_NAMES},
+    BatchNormTheory: {"batchnorm_epsilon"},
+    RademacherBound: BOUND_NAMES,
+    ConvergenceCertificate: CERTIFICATE_NAMES,
+    NormTheory: {"min_weight_norm", *RSC_NAMES, *HESSIAN_NAMES, *NTK_NAMES, *BOUND_NAMES, *CERTIFICATE_NAMES},
 }
 
 
@@ -88,6 +105,10 @@ def dicts(samples):
 @pytest.mark.parametrize("model", ["resnet18", "wn mlp"])
 def test_works_without_arguments(callback, model):
     module, data = (ResNet(), images()) if model == "resnet18" else (SquareLoss("wn"), loader())
+    if model == "wn mlp" and callback is BatchNormTheory:
+        with pytest.raises(ValueError, match="Expected a BatchNorm"):
+            trainer([callback()]).fit(module, data)
+        return
     # A hundred products with eleven million parameters take minutes.
     fewer = {"max_hvps": 3} if model == "resnet18" and callback in (HessianTopEigenvalue, NormTheory) else {}
     trainer([callback(**fewer)], max_epochs=2).fit(module, data)
@@ -99,7 +120,10 @@ def test_works_without_arguments(callback, model):
         has_limit = model == "resnet18" and "hessian_edge" in NAMES[callback]
         has_parts = model == "wn mlp" and "ntk_change" in NAMES[callback]
         expected = {"seconds"} | NAMES[callback] | (with_momentum if has_limit else set())
-        assert names - {"ntk_crossover"} == (expected | (NTK_PARTS if has_parts else set())) - {"ntk_crossover"}
+        expected |= NTK_PARTS if has_parts else set()
+        expected |= CERTIFICATE_PARTS if model == "wn mlp" and "certificate_holds" in expected else set()
+        expected |= {"batchnorm_epsilon"} if model == "resnet18" and callback is NormTheory else set()
+        assert names - SOMETIMES == expected - SOMETIMES
         assert not any(math.isnan(value) for value in row.values())
         ordinary = {name: value for name, value in row.items() if not name.endswith(NEAR_ZERO)}
         assert all(math.isfinite(value) and value >= 0 for value in ordinary.values())
