@@ -92,16 +92,15 @@ def theorem_table(rows: Iterable[TheoremStatus], width: int = 100) -> str:
         >>> rows = TheoremStatus("WN, Theorem 6.1", "applies"), TheoremStatus("BN", "does not apply", ("no BatchNorm",))
         >>> print(theorem_table(rows))
         WN, Theorem 6.1  applies
-        BN               does not apply  no BatchNorm
+        BN               does not apply
+            no BatchNorm
     """
     rows = list(rows)
     first = max(len(row.theorem) for row in rows) + 2
-    second = max(len(row.verdict) for row in rows) + 2
     lines = []
     for row in rows:
-        reasons = textwrap.wrap("; ".join(row.reasons), max(width - first - second, 30)) or [""]
-        lines.append(f"{row.theorem:{first}}{row.verdict:{second}}{reasons[0]}".rstrip())
-        lines += [" " * (first + second) + line for line in reasons[1:]]
+        lines.append(f"{row.theorem:{first}}{row.verdict}")
+        lines += textwrap.wrap("; ".join(row.reasons), width, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
 
 

@@ -102,7 +102,7 @@ def _report(trainer: Any) -> None:
     from rich.console import Console
 
     from lightning_normtheory.callbacks import record
-    from lightning_normtheory.recipes.summary import epoch_table
+    from lightning_normtheory.recipes.summary import bound_table, epoch_table, theorems
 
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
@@ -113,6 +113,9 @@ def _report(trainer: Any) -> None:
             sys.stdout.reconfigure(errors="replace")  # a terminal without ‖ still gets its table
         console = Console()
         console.print(epoch_table(path))
+        for part in (bound_table(path), theorems(path)):
+            if part:
+                console.print(part, soft_wrap=isinstance(part, str), highlight=False)
         console.print(f"Every number of this run: {path}", soft_wrap=True)
 
 

@@ -6,8 +6,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from lightning_normtheory.callbacks import record
+from lightning_normtheory.theorems import TheoremStatus, theorem_table
 
-__all__ = ["epoch_table"]
+__all__ = ["bound_table", "epoch_table", "theorems"]
 
 _COLUMNS = {
     "train_loss": "train",
@@ -59,3 +60,48 @@ def epoch_table(path: Path) -> Table:
             *(f"{row[key]:{'.5g' if key.endswith('norm') else '.3g'}}" if key in row else "–" for key in shown),
         )
     return table
+
+
+# What is measured, what bounds it, and where that is from.
+_BOUNDS = (
+    ("λ_max of the Hessian", "hessian_lambda_max", "certificate_beta", "β of WN, Lemma 5.2, generalised"),
+    ("generalization gap", "generalization_gap", "generalization_bound", "with probability 0.95"),
+)
+
+
+def bound_table(path: Path) -> Table | None:
+    """What the last measured epoch has on both sides of an inequality; ``None`` if it has none.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "normtheory.jsonl")
+        >>> metrics = {"normtheory/hessian_lambda_max": 2.0, "normtheory/certificate_beta": 9.0}
+        >>> record.append(path, {}, {"epoch": 0, "metrics": metrics, "user_metrics": {}})
+        >>> bound_table(path).row_count
+        1
+    """
+    last: dict[str, float] = {}
+    for line in record.read(path):
+        if "epoch" in line:
+            last = {name.removeprefix("normtheory/"): value for name, value in line["metrics"].items()}
+    rows = [row for row in _BOUNDS if row[1] in last and row[2] in last]
+    if not rows:
+        return None
+    table = Table("", "measured", "bound", "", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for name, measured, bound, remark in rows:
+        vacuous = bound == "generalization_bound" and last.get("generalization_bound_vacuous") == 1
+        values = (last[measured], last[bound])
+        table.add_row(name, *(f"{value:.3g}" for value in values), "vacuous" if vacuous else remark)
+    return table
+
+
+def theorems(path: Path) -> str:
+    """Which theorem applies to the network, as it was found at fit start; empty if that was not looked at."""
+    for line in record.read(path):
+        found = [
+            TheoremStatus(row["theorem"], row["verdict"], tuple(row["reasons"])) for row in line.get("theorems", [])
+        ]
+        return theorem_table(found, width=80) if found else ""
+    return ""

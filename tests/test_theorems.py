@@ -158,7 +158,7 @@ def test_nothing_is_changed():
 def test_the_table_fits_a_terminal():
     rows = applicable_theorems(freed_lengths(), unit(), targets(), square)
     text = theorem_table(rows, width=80)
-    assert max(map(len, text.splitlines())) <= 92  # the reasons get thirty columns at least
+    assert max(map(len, text.splitlines())) <= 80
     assert text.count("WN, Theorem") == 2
 
 
