@@ -87,7 +87,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             kernel = _full_kernel(view, self._samples)
             if kernel is not None:
                 metrics.update(_compared(kernel, setting.outputs))
-                conditions.update(self._kernel_conditions(view, kernel, local, found))
+                conditions.update(self._kernel_conditions(view, kernel, loss.scale))
         for name, condition in conditions.items():
             metrics[f"{_NAME}_{name}"] = float(condition.holds)
             metrics[f"{_NAME}_{name}_margin"] = condition.margin
@@ -98,15 +98,13 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self.names = tuple({f"{_NAME}_holds": None, **metrics})  # the first one is the key of the state
         return metrics
 
-    def _kernel_conditions(
-        self, view: View, kernel: TangentKernel, local: Local, found: Descent | None
-    ) -> dict[str, Condition]:
+    def _kernel_conditions(self, view: View, kernel: TangentKernel, scale: float) -> dict[str, Condition]:
         n = len(kernel.over_samples)
-        conditions = {"ntk": ntk_condition(kernel.lambda_min, kernel.floor, n, local, found)}
+        conditions = {"ntk": ntk_condition(kernel.lambda_min, kernel.floor, n, scale)}
         step = view.plain_learning_rate
         if self._dgm is not None and step is not None:
             regime = "dgm_v" if self._dgm.alpha <= 1 else "dgm_g"
-            conditions[regime] = dgm_condition(self._dgm, kernel.lambda_min, n, local.scale, step)
+            conditions[regime] = dgm_condition(self._dgm, kernel.lambda_min, n, scale, step)
         return conditions
 
     def _radii(self, setting: Setting) -> dict[str, float]:
@@ -266,7 +264,8 @@ class ConvergenceCertificate(DiagnosticCallback):
       ‖∂f/∂θ‖, ``…_lipschitz_bound`` ≥ ‖∂f/∂x‖;
     * for plain SGD, ``normtheory/certificate_omega`` = ηβ of its own η, and below 2 ``…_own_rate``, its guarantee;
     * ``normtheory/certificate_ntk``: 1 if λ_min of the kernel of all outputs is above its floor, ``…_ntk_margin``,
-      ``…_ntk_rate``: for k outputs, on ``samples``/k samples of the probe;
+      and where it holds ``…_ntk_rate`` = exp(−(4s/n)λ_min) ≥ L(t+1)/L(t) of gradient flow on the n samples of the
+      kernel; these are, for k outputs, ``samples``/k samples of the probe;
     * ``normtheory/ntk_mean_grad_norm_sq``: ‖ḡ‖² of the same samples, which RSC asks to be large, beside
       ``…_bound`` = λ_min/(nk), what NTK knows of it (RSC, Remark 5.5);
     * for a network of DGM's form, ``normtheory/certificate_dgm_v`` or ``…_dgm_g`` with margin and rate (Theorem 4.1 for

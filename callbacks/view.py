@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_normtheory.architecture import Operation, opaque
 from lightning_normtheory.batchnorm_form import BatchNormForm, batchnorm_form, batchnorm_network
+from lightning_normtheory.callbacks.batch_parts import batch_parts
 from lightning_normtheory.callbacks.muted import muted
 from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, count_training_samples, describe
 from lightning_normtheory.callbacks.rsc_metric import RSCMetric
@@ -207,39 +208,33 @@ class View:
     def _record_forward(self) -> Operation:
         """The steps of the forward pass, watched on the first samples of the probe."""
         batch = self._all_batches[0]
-        data = some_samples(self._on_device(batch), batch.samples, slice(_WATCHED))
-        in_front = isinstance(data, (tuple, list))
-        x = data[0] if in_front and data else data
-        if not isinstance(x, Tensor):
-            return opaque("its batches do not begin with the input, a tensor")
+        watched = min(batch.samples, _WATCHED)
+        parts = batch_parts(some_samples(self._on_device(batch), batch.samples, slice(watched)), watched)
+        if parts is None:
+            return opaque(f"the input is not the first of its batches, nor the only one ({describe(batch.data)})")
 
         def forward(x: Tensor) -> Tensor:
             self._afresh()
-            return self._predict(self.model, type(data)([x, *data[1:]]) if in_front else x)
+            return self._predict(self.model, parts.with_input(x))
 
-        return record_forward(self.model, x, forward)
+        return record_forward(self.model, parts.x, forward)
 
     def _x_norms(self) -> tuple[float, float]:
         """The smallest and the largest norm of an input on the probe."""
-        norms = []
-        for batch in self._all_batches:
-            data = self._on_device(batch)
-            x = data[0] if isinstance(data, (tuple, list)) and len(data) > 0 else data
-            if not has_samples(x, batch.samples) or not x.is_floating_point():
-                return math.nan, math.nan
-            norms.append(x.detach().double().flatten(1).norm(dim=1))
-        together = torch.cat(norms)
+        found = [batch_parts(self._on_device(batch), batch.samples) for batch in self._all_batches]
+        norms = [parts.x.detach().double().flatten(1).norm(dim=1) for parts in found if parts is not None]
+        together = torch.cat(norms) if len(norms) == len(found) else torch.tensor([math.nan])
         return float(together.min()), float(together.max())
 
     def _identify_loss(self) -> KnownLoss | str:
         """By its value on the first batch."""
         batch = self._all_batches[0]
-        data = batch.data
-        if not isinstance(data, (tuple, list)) or len(data) < 2 or not has_samples(data[1], batch.samples):
+        parts = batch_parts(self._on_device(batch), batch.samples)
+        if parts is None or parts.y is None:
             return "the loss is not known: its batches are no pairs of inputs and targets"
         with torch.no_grad():
             loss, outputs = float(self._loss_of(batch, 0)), self._predict_on(batch)
-            return identify_loss(loss, outputs.reshape(len(outputs), -1), data[1].to(outputs.device))
+            return identify_loss(loss, outputs.reshape(len(outputs), -1), parts.y.to(outputs.device))
 
     def with_hessian(self, measure: Callable[[LossHessian], T], memory: Memory) -> T:
         """What ``measure`` finds out about ∇²L of the probe; it must do the same in every process."""

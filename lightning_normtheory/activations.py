@@ -52,8 +52,9 @@ def _elu(arguments: Mapping[str, Any]) -> ActivationConstants:
 
 def _softplus(arguments: Mapping[str, Any]) -> ActivationConstants | None:
     beta = arguments.get("beta", 1.0)
-    # Beyond its threshold PyTorch continues with a straight line: a jump of φ' by 2e-9 that nothing sees.
-    return ActivationConstants("Softplus", 1.0, beta / 4, math.log(2) / beta) if beta > 0 else None
+    # Beyond its threshold, 20, PyTorch continues with a straight line: a jump of φ' by 2e-9 that nothing sees.
+    usual = beta > 0 and arguments.get("threshold", 20.0) >= 20
+    return ActivationConstants("Softplus", 1.0, beta / 4, math.log(2) / beta) if usual else None
 
 
 def _gelu(arguments: Mapping[str, Any]) -> ActivationConstants | None:

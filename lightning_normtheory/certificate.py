@@ -97,9 +97,8 @@ class Condition(NamedTuple):
     """A sufficient condition for convergence.
 
     Attributes:
-        holds: whether ``margin`` > 0.
         margin: the quantity that has to be positive.
-        rate: what it guarantees: L⁺/L of a step of gradient descent is no larger.
+        rate: what it guarantees: L⁺/L of a step of gradient descent, or of one unit of time, is no larger.
     """
 
     margin: float
@@ -115,16 +114,17 @@ def rsc_condition(found: Descent, local: Local) -> Condition:
     return Condition(found.constants.alpha, found.rate(local.ratio))
 
 
-def ntk_condition(lambda_min: float, floor: float, n: int, local: Local, found: Descent | None) -> Condition:
-    """λ_min of the kernel of all outputs is above what it can be off by: R ≥ (4s/n) λ_min, on the n samples of the
-    kernel. The rate is that of a step with this R; without a bound for β, NaN.
+def ntk_condition(lambda_min: float, floor: float, n: int, scale: float) -> Condition:
+    """λ_min of the kernel of all outputs is above what it can be off by. Then R ≥ (4s/n) λ_min on the n samples of the
+    kernel, and while that holds gradient flow on them, dθ/dt = −∇L, has L(t) ≤ L(0) exp(−(4s/n) λ_min t): the rate is
+    the factor exp(−(4s/n) λ_min) of one unit of time.
 
     Example:
-        >>> ntk_condition(0.5, 0.1, 2, Local(1.0, 1.0, 1.0, 1.0), None).margin
-        0.4
+        >>> found = ntk_condition(0.5, 0.1, 2, 1.0)
+        >>> found.margin, round(found.rate, 6) == round(math.exp(-1), 6)
+        (0.4, True)
     """
-    ratio = 4 * local.scale / n * lambda_min
-    return Condition(lambda_min - floor, math.nan if found is None else found.rate(ratio))
+    return Condition(lambda_min - floor, math.exp(-4 * scale / n * lambda_min))
 
 
 def dgm_condition(form: DGMForm, lambda_min: float, n: int, scale: float, step: float) -> Condition:

@@ -262,11 +262,8 @@ def _elementwise(call: _Call, result: Tensor) -> Operation | None:
 
 
 def _options(call: _Call, name: str) -> dict[str, Any]:
-    positions = {"leaky_relu": "negative_slope", "elu": "alpha", "softplus": "beta"}
-    options = dict(call.kwargs)
-    if name in positions and len(call.args) > 1:
-        options[positions[name]] = call.args[1]
-    return options
+    positions = {"leaky_relu": ["negative_slope"], "elu": ["alpha"], "softplus": ["beta", "threshold"]}
+    return {**call.kwargs, **dict(zip(positions.get(name, []), call.args[1:]))}
 
 
 def _prelu(call: _Call, result: Tensor) -> Operation | None:

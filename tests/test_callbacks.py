@@ -328,7 +328,8 @@ def test_the_files_form(tmp_path):
     fit.fit(Classifier("bn"), loader(), loader(20, shuffle=False))
     (path,) = tmp_path.rglob("normtheory.jsonl")
     first, *others = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
-    assert set(first) == {"schema", "run", "versions", "settings"}
+    assert set(first) == {"schema", "run", "versions", "settings", "theorems"}
+    assert [set(row) for row in first["theorems"]] == [{"theorem", "verdict", "reasons"}] * 6
     assert first["schema"] == 1
     assert first["versions"]["torch"] == torch.__version__
     assert [set(row) for row in others] == [{"epoch", "step", "time", "metrics", "user_metrics"}] * 2
