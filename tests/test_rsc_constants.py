@@ -1,17 +1,18 @@
 """The constants of RSC's theorems against full Hessians, exact gradients and steps of gradient descent, in float64."""
 
 import math
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_weightnorm_constants import ACTIVATIONS, ROUNDING, TINY, Activation, cosine, rand, unit
 from torch import Tensor
 
 from lightning_normtheory.rsc_constants import ntk_lower_bound, rsc_condition, rsc_constants, rsc_radii
+
+from paper_cases import ACTIVATIONS, ROUNDING, TINY, Activation, PaperNetwork, cosine, rand, unit
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 
@@ -19,16 +20,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 SHIFTED = {"shifted": Activation(lambda z: 30 + 1000 * torch.sin(z / 1000), 0.001, 30.0)}
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case(PaperNetwork):
     """A random network of the paper's form, samples of norm √d and targets."""
 
-    seed: int
-    depth: int
-    width: int
-    inputs: int
-    outputs: int
-    samples: int
-    activation: str
     gamma: float  # ‖W_l‖₂/√m of every layer
     rho1: float
     v0_norm: float
@@ -38,15 +33,6 @@ class Case(NamedTuple):
     @property
     def phi(self) -> Activation:
         return {**ACTIVATIONS, **SHIFTED}[self.activation]
-
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        hidden = [(self.width, self.inputs)] + [(self.width, self.width)] * (self.depth - 1)
-        return [*hidden, (self.outputs, self.width)]
-
-    def split(self, theta: Tensor) -> list[Tensor]:
-        parts = theta.split([a * b for a, b in self.shapes])
-        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         *hidden, V = self.split(theta)
@@ -74,15 +60,6 @@ class Case(NamedTuple):
         x = rand(self.samples, self.inputs, seed=self.seed + 3)
         y = self.target_scale * rand(self.samples, self.outputs, seed=self.seed + 4)
         return x / x.norm(dim=1, keepdim=True) * math.sqrt(self.inputs), y
-
-    def loss(self, theta: Tensor) -> Tensor:
-        x, y = self.data
-        return (self.predict(theta, x) - y).square().sum() / len(x)
-
-    def value_and_gradient(self, theta: Tensor) -> tuple[float, Tensor]:
-        theta = theta.clone().requires_grad_()
-        value = self.loss(theta)
-        return float(value.detach()), torch.autograd.grad(value, theta)[0]
 
     def mean_gradient(self, theta: Tensor) -> Tensor:
         """ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i)."""
@@ -291,7 +268,7 @@ def test_the_rate_is_tested_where_the_condition_holds():
     tanh = Case(0, 1, 400, 1, 1, 1, "tanh", 1.0, 0.0, 1.0, True, 0.3)
     softplus = Case(1, 2, 300, 3, 1, 3, "softplus", 0.05, 0.0, 1.0, True, 0.3)
     two_outputs = Case(1, 1, 300, 3, 2, 3, "cos", 0.05, 0.0, 1.0, True, 0.3)
-    one_output = two_outputs._replace(outputs=1)
+    one_output = replace(two_outputs, outputs=1)
     expected = {tanh: 2, softplus: 2, two_outputs: 1, one_output: 2}  # lines on which α > 0
     pairs = {case: decreases(case, 1.0, 1.0) for case in expected}
     assert {case: len(found) for case, found in pairs.items()} == expected

@@ -1,9 +1,8 @@
 """The constants of WN's theorems against full Hessians, exact gradients and steps of gradient descent, in float64."""
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,60 +14,19 @@ from torch.nn.utils.parametrizations import weight_norm
 from lightning_normtheory import min_weight_norm, predictor_hessian_norm, rsc_ratio
 from lightning_normtheory.weightnorm_constants import mean_square, weightnorm_constants
 
+from paper_cases import ACTIVATIONS, ROUNDING, TINY, PaperNetwork, cosine, rand, unit
+
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 
-# Norms and sums of at most a few hundred float64 numbers, beside bounds that a measured value may just meet.
-ROUNDING = 1 + 1e-12
 
-
-class Activation(NamedTuple):
-    """φ with |φ'| ≤ 1 and |φ''| ≤ beta."""
-
-    function: Callable[[Tensor], Tensor]
-    beta: float
-    phi0: float = 0.0
-
-
-ACTIVATIONS = {
-    "tanh": Activation(torch.tanh, 4 / (3 * math.sqrt(3))),
-    "sigmoid": Activation(torch.sigmoid, 1 / (6 * math.sqrt(3)), 0.5),
-    "softplus": Activation(nn.functional.softplus, 0.25, math.log(2)),
-    "sin": Activation(torch.sin, 1.0),
-    "cos": Activation(torch.cos, 1.0, 1.0),
-    "narrow sine": Activation(lambda z: torch.sin(5 * z) / 5, 5.0),
-    # The slopes of GELU and SiLU reach 1.129 and 1.0998.
-    "scaled GELU": Activation(lambda z: nn.functional.gelu(z) / 1.13, math.sqrt(2 / math.pi) / 1.13),
-    "scaled SiLU": Activation(lambda z: nn.functional.silu(z) / 1.1, 0.5 / 1.1),
-}
-
-
-def rand(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case(PaperNetwork):
     """A random network of the paper's form, samples of unit norm and targets."""
 
-    seed: int
-    depth: int
-    width: int
-    inputs: int
-    outputs: int
-    samples: int
-    activation: str
     log_scale: float  # of the weight vectors
     rho1: float
     v0_norm: float
     aligned: bool  # v is v_0, stretched: then ‖v‖ = ‖v_0‖ + ρ₁
-
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        hidden = [(self.width, self.inputs)] + [(self.width, self.width)] * (self.depth - 1)
-        return [*hidden, (self.outputs, self.width)]
-
-    def split(self, theta: Tensor) -> list[Tensor]:
-        parts = theta.split([a * b for a, b in self.shapes])
-        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         *hidden, V = self.split(theta)
@@ -95,15 +53,6 @@ class Case(NamedTuple):
     def data(self) -> tuple[Tensor, Tensor]:
         x = rand(self.samples, self.inputs, seed=self.seed + 3)
         return x / x.norm(dim=1, keepdim=True), rand(self.samples, self.outputs, seed=self.seed + 4)
-
-    def loss(self, theta: Tensor) -> Tensor:
-        x, y = self.data
-        return (self.predict(theta, x) - y).square().sum() / len(x)
-
-    def value_and_gradient(self, theta: Tensor) -> tuple[float, Tensor]:
-        theta = theta.clone().requires_grad_()
-        value = self.loss(theta)
-        return float(value.detach()), torch.autograd.grad(value, theta)[0]
 
     def w_min(self, theta: Tensor) -> float:
         return min(float(W.norm(dim=1).min()) for W in self.split(theta)[:-1])
@@ -180,7 +129,7 @@ def test_the_bounds_are_not_far_off():
     close = Case(0, 1, 1, 2, 1, 1, "tanh", 0.0, 0.0, 1.0, True)
     largest: dict[str, float] = {}
     for seed in range(60):
-        for each in (close._replace(seed=seed), close._replace(seed=seed, log_scale=-1.0, activation="cos")):
+        for each in (replace(close, seed=seed), replace(close, seed=seed, log_scale=-1.0, activation="cos")):
             for name, ratio in predictor_ratios(each).items():
                 largest[name] = max(ratio, largest.get(name, 0.0))
     assert largest["hessian"] > 0.1
@@ -199,18 +148,6 @@ def second_order(case: Case, theta: Tensor, other: Tensor) -> tuple[float, float
     half = float(delta @ delta) / 2
     # Each loss is a sum of a few hundred products, good to about as many units in the last place.
     return (after - loss - linear) / half, 1e-13 * (1 + loss + after + abs(linear)) / half
-
-
-TINY = torch.finfo(torch.float64).tiny
-
-
-def unit(direction: Tensor) -> Tensor:
-    """Of norm 1, or 0 for 0."""
-    return direction / direction.norm().clamp_min(TINY)
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    return min(1.0, abs(float(unit(a) @ unit(b))))
 
 
 @given(case=cases(), mix=st.floats(-1, 1), length=st.floats(0.01, 0.9))
