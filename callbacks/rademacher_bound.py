@@ -11,6 +11,7 @@ from lightning_normtheory.batchnorm_bounds import batchnorm_rademacher
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.validation_probe import Gap
 from lightning_normtheory.callbacks.view import BatchFunction, View
 from lightning_normtheory.generalization import generalization_bound
 from lightning_normtheory.known_losses import KnownLoss
@@ -46,7 +47,7 @@ class RademacherBoundDiagnostic(Diagnostic):
 
     def measure(self, view: View) -> dict[str, float]:
         metrics = self._bounds(view)
-        gap = view.generalization_gap
+        gap = self._gap(view)
         if gap is not None:
             metrics[f"{_GAP}_gap"] = gap.gap
             metrics[f"{_GAP}_train_loss"] = gap.train_loss
@@ -79,6 +80,13 @@ class RademacherBoundDiagnostic(Diagnostic):
             return metrics
         found = generalization_bound(setting.complexity, setting.loss, n=n, x_norm=x_norm, delta=self._delta)
         return {**metrics, f"{_GAP}_bound": found.value, f"{_GAP}_bound_fixed_radii": found.fixed}
+
+    def _gap(self, view: View) -> Gap | None:
+        try:
+            return view.generalization_gap
+        except ValueError as error:  # validation batches that the loss cannot read: the bounds need none
+            self._warn(f"{_GAP}_gap is not measured. {error}")
+            return None
 
     def _batchnorm_lemma(self, view: View, n: int) -> float | None:
         """The complexity of the two-layer networks of BN around V_0, by the corrected Lemma F.1."""

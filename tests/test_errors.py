@@ -277,7 +277,12 @@ def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
         assert math.isnan(row["normtheory/rsc_ratio"])
         assert math.isfinite(row["normtheory/min_weight_norm"])
     messages = [str(w.message) for w in caught if "no such kernel" in str(w.message)]
-    assert [message.split()[0] for message in messages] == ["normtheory/ntk_lambda_min", "normtheory/rsc_ratio"]
+    assert [message.split()[0].removeprefix("normtheory/") for message in messages] == [
+        "ntk_lambda_min",
+        "certificate_holds",
+        "rsc_ratio",
+        "rademacher_bound",
+    ]
 
 
 def test_on_error_raise_stops_the_run():
