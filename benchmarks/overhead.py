@@ -36,7 +36,7 @@ _PARTS = {
     "ntk_lambda_min": "tangent kernel",
     "batchnorm_epsilon": "BatchNorm",
     "rademacher_bound": "bounds",
-    "certificate_holds": "certificate",
+    "certificate_rate_measured": "certificate",
 }
 _REST = "all else"
 

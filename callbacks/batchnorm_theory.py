@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.batchnorm import batchnorm_factors
-from lightning_normtheory.batchnorm_bounds import batchnorm_theorem
+from lightning_normtheory.batchnorm_bounds import BatchNormTheorem, batchnorm_theorem
 from lightning_normtheory.batchnorm_form import BatchNormForm, BatchNormNetwork, batchnorm_network
 from lightning_normtheory.batchnorm_margin import batchnorm_margin
 from lightning_normtheory.callbacks.base import DiagnosticCallback
@@ -53,7 +53,7 @@ class BatchNormTheoryDiagnostic(Diagnostic):
     def check(self, model: nn.Module) -> None:
         layers = batch_norm_layers(model)
         if not layers:
-            raise NotApplicable("Expected a BatchNorm, but the model has none. Take this diagnostic away.")
+            raise NotApplicable("Expected a BatchNorm, but the model has none. Leave out BatchNormTheory.")
         tracked = any(layer.running_var is not None for layer in layers.values())
         if not tracked and isinstance(batchnorm_network(model), str):
             raise NotApplicable(
@@ -109,8 +109,7 @@ class BatchNormTheoryDiagnostic(Diagnostic):
             "batchnorm_within_radii": float(within),
             "batchnorm_width_needed": theorem.width_lower,
             "batchnorm_width_ok": float(theorem.width_ok),
-            "batchnorm_error_bound": theorem.error_bound,
-            "batchnorm_error_vacuous": float(theorem.error_vacuous),
+            **_error_bound(theorem, start),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,6 +118,13 @@ class BatchNormTheoryDiagnostic(Diagnostic):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._looked = state.get("looked", False)
         self._start = _Start(*state["start"]) if state.get("start") else None
+
+
+def _error_bound(theorem: BatchNormTheorem, start: _Start) -> dict[str, float]:
+    """Where the assumptions about width and inputs hold."""
+    if not theorem.width_ok or start.input_norm > 1.001:
+        return {}
+    return {"batchnorm_error_bound": theorem.error_bound, "batchnorm_error_vacuous": float(theorem.error_vacuous)}
 
 
 def _epsilons(model: nn.Module) -> dict[str, float]:
@@ -189,9 +195,9 @@ class BatchNormTheory(DiagnosticCallback):
       exact for V frozen at V_0, which bounds those of the paper from below; ``…_gamma_gap``: the error of their sum;
     * ``normtheory/batchnorm_radius_u``, ``…_radius_v``: what the displacements stay below by Theorem 2.1, and
       ``…_within_radii``: 1 while they do, else 0;
-    * ``normtheory/batchnorm_width_needed``, ``…_width_ok``: the theorem's condition on the width, and
-      ``…_error_bound``: its eq. (2) after the steps so far, ``…_error_vacuous``: 1 if that is 1 or more. See
-      `batchnorm_theorem` for what of it is proved.
+    * ``normtheory/batchnorm_width_needed``, ``…_width_ok``: the theorem's condition on the width, and where that and
+      the one on the inputs hold ``…_error_bound``: its eq. (2) after the steps so far, ``…_error_vacuous``: 1 if that
+      is 1 or more. Radii, width and bound are as printed: see `batchnorm_theorem` for what of it is proved.
 
     Raises:
         ValueError: at fit start, if the model has no BatchNorm.
@@ -217,11 +223,12 @@ class BatchNormTheory(DiagnosticCallback):
         prefix: str = "normtheory",
         on_error: Literal["warn", "raise"] = "warn",
         *,
+        max_overhead: float | None = None,
         samples: int = 1024,
         delta: float = 0.01,
     ) -> None:
         self._options: dict[str, Any] = {"samples": samples, "delta": delta}
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [BatchNormTheoryDiagnostic(**self._options)]

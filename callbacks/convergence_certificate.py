@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_normtheory.batchnorm_form import BatchNormForm
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.probe import Probe
@@ -29,19 +28,20 @@ from lightning_normtheory.rsc_constants import rsc_condition as papers_condition
 from lightning_normtheory.setting import Setting
 from lightning_normtheory.spectrum import spectral_norm
 from lightning_normtheory.tangent_kernel import TangentKernel
-from lightning_normtheory.theorems import TheoremStatus, check_theorems, theorem_table
+from lightning_normtheory.theorems import TheoremStatus, check_theorems, theorem_table, why_not_batchnorm
 from lightning_normtheory.weight_norms import min_weight_norm
 from lightning_normtheory.weightnorm_constants import weightnorm_constants
 
 __all__ = ["ConvergenceCertificate"]
 
 _NAME = "certificate"
+_MEASURED = f"{_NAME}_rate_measured"
 
 
 class ConvergenceCertificateDiagnostic(Diagnostic):
     """The conditions with their margins and rates, and the radii that the theorems are about."""
 
-    names: tuple[str, ...] = (f"{_NAME}_holds",)
+    names: tuple[str, ...] = (_MEASURED,)
     needs_outputs = True
 
     def __init__(self, samples: int = 128) -> None:
@@ -52,21 +52,26 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._dgm: DGMForm | None = None
         self._initial: list[Tensor] = []
         self._last: tuple[float, int] | None = None
+        self._looked = False
 
     # -- at fit start: which theorem speaks of this network ------------------------------------------------------------
 
     def start(self, view: View) -> None:
+        self._look(view)
+        self._last = (view.loss, view.trainer.global_step)
+
+    def _look(self, view: View) -> None:
+        self._looked = True
         setting, form = view.setting, view.dgm_form(self._samples)
         self._dgm = form if isinstance(form, DGMForm) else None
         self._theorems = check_theorems(
             setting,
             dgm="" if self._dgm else str(form),
-            batchnorm=_why_not_batchnorm(view.batchnorm_form(self._samples)),
+            batchnorm=why_not_batchnorm(view.batchnorm_form(self._samples), view.targets(self._samples)),
         )
         rank_zero_info(theorem_table(self._theorems))
         if isinstance(setting.chain, Chain):
             self._initial = [link.affine.weight.detach().cpu().clone() for link in setting.chain.links]
-        self._last = (view.loss, view.trainer.global_step)
 
     def notes(self) -> dict[str, Any]:
         return {"theorems": [row._asdict() for row in self._theorems]}
@@ -74,37 +79,33 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     # -- every n-th epoch ----------------------------------------------------------------------------------------------
 
     def measure(self, view: View) -> dict[str, float]:
-        setting = view.setting
+        if not self._looked:
+            self._look(view)  # of an iterable dataset, this is the first look
+        setting, loss = view.setting, view.setting.loss
         metrics, conditions = self._radii(setting), {}
-        loss = setting.loss
         if isinstance(loss, KnownLoss) and loss.is_square:
             local = Local(view.rsc.loss, view.rsc.grad_norm_sq, loss.scale, setting.x_norm)
             found = _descent(setting, local)
             if found is not None:
                 metrics.update(_constants(found, local, view.plain_learning_rate, setting))
-                conditions["rsc"] = rsc_condition(found, local)
+                conditions["rsc"] = rsc_condition(found)
                 metrics.update(self._papers_constants(view, setting, metrics))
             kernel = _full_kernel(view, self._samples)
             if kernel is not None:
-                metrics.update(_compared(kernel, setting.outputs))
-                conditions.update(self._kernel_conditions(view, kernel, loss.scale))
+                conditions.update(self._kernel_conditions(kernel))
+                metrics.update(_compared(kernel, setting.outputs, loss.scale))
         for name, condition in conditions.items():
             metrics[f"{_NAME}_{name}"] = float(condition.holds)
             metrics[f"{_NAME}_{name}_margin"] = condition.margin
-            if condition.holds and math.isfinite(condition.rate):
-                metrics[f"{_NAME}_{name}_rate"] = condition.rate
-        metrics[f"{_NAME}_holds"] = float(any(condition.holds for condition in conditions.values()))
         metrics.update(self._measured_rate(view))
-        self.names = tuple({f"{_NAME}_holds": None, **metrics})  # the first one is the key of the state
+        self.names = tuple({_MEASURED: None, **metrics})  # the first one is the key of the state
         return metrics
 
-    def _kernel_conditions(self, view: View, kernel: TangentKernel, scale: float) -> dict[str, Condition]:
-        n = len(kernel.over_samples)
-        conditions = {"ntk": ntk_condition(kernel.lambda_min, kernel.floor, n, scale)}
-        step = view.plain_learning_rate
-        if self._dgm is not None and step is not None:
+    def _kernel_conditions(self, kernel: TangentKernel) -> dict[str, Condition]:
+        conditions = {"ntk": ntk_condition(kernel.lambda_min, kernel.floor)}
+        if self._dgm is not None:
             regime = "dgm_v" if self._dgm.alpha <= 1 else "dgm_g"
-            conditions[regime] = dgm_condition(self._dgm, kernel.lambda_min, n, scale, step)
+            conditions[regime] = dgm_condition(self._dgm, kernel.lambda_min)
         return conditions
 
     def _radii(self, setting: Setting) -> dict[str, float]:
@@ -146,7 +147,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         last, self._last = self._last, (loss, step)
         if last is None or last[0] <= 0 or loss < 0 or step <= last[1]:
             return {}
-        return {f"{_NAME}_rate_measured": (loss / last[0]) ** (1 / (step - last[1]))}
+        return {_MEASURED: (loss / last[0]) ** (1 / (step - last[1]))}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -154,6 +155,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             "dgm": None if self._dgm is None else tuple(self._dgm),
             "initial": self._initial,
             "last": self._last,
+            "looked": self._looked,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -161,14 +163,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
         self._initial = list(state.get("initial", []))
         self._last = state.get("last")
-
-
-def _why_not_batchnorm(form: BatchNormForm | str) -> str:
-    """Empty if the network and its samples are those of BN."""
-    if isinstance(form, str):
-        return form
-    largest = float(form.x_centered.norm(dim=1).max())
-    return f"‖x̄‖ of the centred inputs reaches {largest:.3g}, not 1" if largest > 1.001 else ""
+        self._looked = state.get("looked", False)
 
 
 def _descent(setting: Setting, local: Local) -> Descent | None:
@@ -207,10 +202,11 @@ def _full_kernel(view: View, samples: int) -> TangentKernel | None:
     return view.tangent_kernel(max(samples // outputs, 1), "full") if outputs <= samples else None
 
 
-def _compared(kernel: TangentKernel, outputs: int) -> dict[str, float]:
-    """What RSC and NTK ask for, on the same samples: ‖ḡ‖² = 1ᵀK1/(nk)² ≥ λ_min/(nk) (RSC, Remark 5.5)."""
+def _compared(kernel: TangentKernel, outputs: int, scale: float) -> dict[str, float]:
+    """What NTK and RSC ask for, on the same samples: R ≥ (4s/n)λ_min, ‖ḡ‖² = 1ᵀK1/(nk)² ≥ λ_min/(nk)."""
     n = len(kernel.over_samples)
     return {
+        f"{_NAME}_ntk_ratio_bound": 4 * scale / n * max(kernel.lambda_min - kernel.floor, 0.0),
         "ntk_mean_grad_norm_sq": float(kernel.kernel.double().sum()) / (n * outputs) ** 2,
         "ntk_mean_grad_norm_sq_bound": ntk_lower_bound(kernel.lambda_min, n, outputs),
     }
@@ -250,25 +246,26 @@ class ConvergenceCertificate(DiagnosticCallback):
 
     Every guarantee is about one step of gradient descent on the samples of the probe, from where the parameters are:
     L⁺ ≤ rate · L. It is about the training set where the probe is the whole of it. Steps on other batches, momentum
-    and weight decay have no guarantee in these papers. For the square loss only.
+    and weight decay have no guarantee in these papers, and a condition that holds now need not hold after such steps.
+    For the square loss only, recognised by its value at every measurement.
 
     The table of the theorems is printed at fit start, and is in the first line of ``normtheory.jsonl``.
 
-    Logged after every n-th epoch, as far as the network allows it:
+    Logged after every n-th epoch, as far as the network allows it; what cannot be tested is not there:
 
-    * ``normtheory/certificate_holds``: 1 if any of the conditions below holds;
     * chains of Linear layers or convolutions with smooth activations: ``normtheory/certificate_rsc``: 1 if α > 0 (WN,
-      Lemma 5.1, generalised), ``…_rsc_margin`` = α, ``…_rsc_rate``, where it holds: the guaranteed L⁺/L;
+      Lemma 5.1, generalised), ``…_rsc_margin`` = α;
     * ``normtheory/certificate_alpha``, ``…_beta`` (WN, Lemmas 5.1 and 5.2), ``…_step`` = 1/β, ``…_rho_2``: how far that
-      step goes, ``…_rate`` = 1 − R/(2β) ≥ L⁺/L of that step; ``…_hessian_bound`` ≥ ‖∇²f‖, ``…_gradient_bound`` ≥
-      ‖∂f/∂θ‖, ``…_lipschitz_bound`` ≥ ‖∂f/∂x‖;
-    * for plain SGD, ``normtheory/certificate_omega`` = ηβ of its own η, and below 2 ``…_own_rate``, its guarantee;
+      step goes, ``…_rate`` = 1 − R/(2β), the guaranteed L⁺/L of that step; ``…_hessian_bound`` ≥ ‖∇²f‖,
+      ``…_gradient_bound`` ≥ ‖∂f/∂θ‖, ``…_lipschitz_bound`` ≥ ‖∂f/∂x‖;
+    * for plain SGD of all trained parameters, without clipping: ``normtheory/certificate_omega`` = ηβ of its own η, and
+      below 2 ``…_own_rate``, its guarantee. There is none from 2 on;
     * ``normtheory/certificate_ntk``: 1 if λ_min of the kernel of all outputs is above its floor, ``…_ntk_margin``,
-      and where it holds ``…_ntk_rate`` = exp(−(4s/n)λ_min) ≥ L(t+1)/L(t) of gradient flow on the n samples of the
-      kernel; these are, for k outputs, ``samples``/k samples of the probe;
+      ``…_ntk_ratio_bound`` = (4s/n)(λ_min − floor) ≤ R on the n samples of the kernel, s being 1 for the papers' loss
+      and 1/k for `MSELoss`; these are, for k outputs, ``samples``/k samples of the probe;
     * ``normtheory/ntk_mean_grad_norm_sq``: ‖ḡ‖² of the same samples, which RSC asks to be large, beside
       ``…_bound`` = λ_min/(nk), what NTK knows of it (RSC, Remark 5.5);
-    * for a network of DGM's form, ``normtheory/certificate_dgm_v`` or ``…_dgm_g`` with margin and rate (Theorem 4.1 for
+    * for a network of DGM's form, ``normtheory/certificate_dgm_v`` or ``…_dgm_g`` with its margin (Theorem 4.1 for
       α ≤ 1, 4.2 for α > 1);
     * ``normtheory/certificate_rate_measured``: L⁺/L per step of the optimizer, the mean since the last measurement;
     * ``normtheory/rho_1`` = max_h ‖v_h − v_h(0)‖ of the output weights, and without WeightNorm ``normtheory/rho`` =
@@ -297,10 +294,11 @@ class ConvergenceCertificate(DiagnosticCallback):
         prefix: str = "normtheory",
         on_error: Literal["warn", "raise"] = "warn",
         *,
+        max_overhead: float | None = None,
         samples: int = 128,
     ) -> None:
         self.samples = samples
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [ConvergenceCertificateDiagnostic(self.samples)]

@@ -188,6 +188,7 @@ class HessianTopEigenvalue(DiagnosticCallback):
         prefix: str = "normtheory",
         on_error: Literal["warn", "raise"] = "warn",
         *,
+        max_overhead: float | None = None,
         method: Method = "power",
         tol: float = 1e-2,
         max_hvps: int = 100,
@@ -201,7 +202,7 @@ class HessianTopEigenvalue(DiagnosticCallback):
             "memory": memory,
         }
         self.predictor_samples = predictor_samples
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         made: list[Diagnostic] = [HessianTopEigenvalueDiagnostic(**self._options)]

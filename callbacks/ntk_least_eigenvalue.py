@@ -217,11 +217,12 @@ class NTKLeastEigenvalue(DiagnosticCallback):
         prefix: str = "normtheory",
         on_error: Literal["warn", "raise"] = "warn",
         *,
+        max_overhead: float | None = None,
         samples: int = 128,
         outputs: Outputs = "trace",
     ) -> None:
         self._options: dict[str, Any] = {"samples": samples, "outputs": outputs}
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [NTKLeastEigenvalueDiagnostic(**self._options)]

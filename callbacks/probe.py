@@ -11,7 +11,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, SubsetRandomSampler
 
 from lightning_normtheory.rng import isolated_rng
 from lightning_normtheory.snapshot import Snapshot
@@ -235,14 +235,18 @@ def count_samples(batch: Any) -> int:
 
 def count_training_samples(trainer: Trainer) -> int | None:
     """The size of the training set, of which a `SubsetRandomSampler` leaves its subset; ``None`` where none is known:
-    of an iterable dataset, a loader of the user's own making, and a dataset of whole batches."""
+    of an iterable dataset, a loader of the user's own making, and a dataset of whole batches. Batches that a limit of
+    the trainer leaves out, always the same ones, do not count."""
     loader = next(iter(tree_flatten(trainer.train_dataloader)[0]), None)
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     whole_batches = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
     if whole_batches or not hasattr(loader.dataset, "__len__"):
         return None
-    return len(_candidates(loader))
+    n = len(_candidates(loader))
+    if trainer.overfit_batches or isinstance(loader.sampler, SequentialSampler):  # then a limit leaves the same ones
+        n = min(n, int(trainer.num_training_batches) * _batch_size(loader) * trainer.world_size)
+    return n
 
 
 def describe(batch: Any) -> str:

@@ -15,6 +15,7 @@ from lightning_normtheory.callbacks.validation_probe import Gap
 from lightning_normtheory.callbacks.view import BatchFunction, View
 from lightning_normtheory.generalization import generalization_bound
 from lightning_normtheory.known_losses import KnownLoss
+from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.setting import Setting
 
 __all__ = ["RademacherBound"]
@@ -53,8 +54,8 @@ class RademacherBoundDiagnostic(Diagnostic):
             metrics[f"{_GAP}_train_loss"] = gap.train_loss
             metrics[f"{_GAP}_validation_loss"] = gap.validation_loss
         bound = metrics.get(f"{_GAP}_bound")
-        if bound is not None:
-            train = view.rsc.loss if gap is None else gap.train_loss
+        train = _prediction_loss(view) if gap is None else gap.train_loss
+        if bound is not None and train is not None:
             metrics["population_loss_bound"] = train + bound
             metrics[f"{_GAP}_bound_vacuous"] = float(not train + bound < _loss_of_zero(view))
         self.names = tuple(metrics)
@@ -78,7 +79,10 @@ class RademacherBoundDiagnostic(Diagnostic):
         if not isinstance(setting.loss, KnownLoss):
             self._warn(f"There is no generalization bound: {setting.loss}. {_BOUND} needs no loss.")
             return metrics
-        found = generalization_bound(setting.complexity, setting.loss, n=n, x_norm=x_norm, delta=self._delta)
+        loss = setting.loss
+        if loss.is_square and view.target_matrix is not None:
+            loss = loss._replace(largest_target=float(view.target_matrix.abs().max()))
+        found = generalization_bound(setting.complexity, loss, n=n, x_norm=x_norm, delta=self._delta)
         return {**metrics, f"{_GAP}_bound": found.value, f"{_GAP}_bound_fixed_radii": found.fixed}
 
     def _gap(self, view: View) -> Gap | None:
@@ -107,6 +111,11 @@ class RademacherBoundDiagnostic(Diagnostic):
         if message not in self._warned:
             self._warned.add(message)
             rank_zero_warn(message)
+
+
+def _prediction_loss(view: View) -> float | None:
+    """The loss of the function that predicts, where that is the one that is trained."""
+    return None if batch_norm_layers(view.model) else view.loss
 
 
 def _loss_of_zero(view: View) -> float:
@@ -143,8 +152,9 @@ class RademacherBound(DiagnosticCallback):
       expected loss exceeds that of the training set by no more; a union over a grid of radii makes it hold for norms
       that are measured after training; ``normtheory/generalization_bound_fixed_radii``: without that union, for norms
       that had been fixed before;
-    * ``normtheory/population_loss_bound``: train loss + bound, and ``normtheory/generalization_bound_vacuous``: 1 if
-      that is no less than the loss of a network whose outputs are all zero, else 0;
+    * ``normtheory/population_loss_bound``: the bound + the loss of the probe, which stands for that of the training
+      set, and ``normtheory/generalization_bound_vacuous``: 1 if that is no less than the loss of a network whose outputs
+      are all zero, else 0; with BatchNorm, only where the run has validation data;
     * where the run has validation data, ``normtheory/generalization_gap`` = validation loss − train loss, both of the
       same size of samples and with the loss of the training step, with ``…_train_loss`` and ``…_validation_loss``;
     * ``normtheory/seconds``: what the measurement cost.
@@ -170,11 +180,12 @@ class RademacherBound(DiagnosticCallback):
         prefix: str = "normtheory",
         on_error: Literal["warn", "raise"] = "warn",
         *,
+        max_overhead: float | None = None,
         delta: float = 0.05,
         x_norm: float | None = None,
     ) -> None:
         self._options: dict[str, Any] = {"delta": delta, "x_norm": x_norm}
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error)
+        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [RademacherBoundDiagnostic(**self._options)]

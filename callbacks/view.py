@@ -26,7 +26,7 @@ from lightning_normtheory.infinite_width import DGMForm, dgm_form
 from lightning_normtheory.inputs import has_samples, require_graph, some_samples, trainable_parameters
 from lightning_normtheory.kernel_measurement import tangent_kernel_of_batches
 from lightning_normtheory.kernel_rank import fingerprint
-from lightning_normtheory.known_losses import KnownLoss, as_targets, identify_loss
+from lightning_normtheory.known_losses import KnownLoss, as_targets, identify_loss, same_loss
 from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.predictor_hessian import predictor_hessian
 from lightning_normtheory.recorded_forward import record_forward
@@ -43,6 +43,8 @@ T = TypeVar("T")
 BatchFunction = Callable[[Any, Any], Tensor]
 # Samples on which the forward pass is watched.
 _WATCHED = 4
+# Batches, and samples of each, on which the loss is recognised.
+_LOSS_BATCHES, _LOSS_SAMPLES = 4, 64
 # A matrix for each layer: no more than this.
 _SAMPLES_WITH_LAYERS = 512
 _RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a tensor (samples, outputs)"}
@@ -189,21 +191,31 @@ class View:
         """What the theorems ask about: the structure of the network now, its samples and its loss."""
         with self._measuring(independent=True):
             output = self._record_forward()
-            if "setting" not in self._known:
-                self._known["setting"] = (self._x_norms(), self._identify_loss())
-        return Setting(output, *self._known["setting"])
+            if "x_norms" not in self._known:
+                self._known["x_norms"] = self._x_norms()
+            loss = self._identify_loss()
+            if "perturbed" not in self._known:
+                self._known["perturbed"] = self._identify_loss_elsewhere()
+        # What is one loss where it is and another elsewhere has a part that was zero by chance.
+        elsewhere = self._known["perturbed"]
+        loss = loss if isinstance(loss, str) else same_loss([loss, elsewhere])
+        return Setting(output, self._known["x_norms"], loss, trainable_parameters(self.model))
 
     @property
     def plain_learning_rate(self) -> float | None:
-        """η of plain gradient steps θ − η∇L with one η for all parameters; ``None`` for any other optimizer."""
-        groups = [(optimizer, group) for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
-        plain = all(
-            isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.SGD)
-            and not (group["momentum"] or group["weight_decay"] or group["maximize"])
-            for optimizer, group in groups
+        """η of plain gradient steps θ − η∇L with one η for all parameters; ``None`` for anything else."""
+        optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer in self.trainer.optimizers]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        plain = all(type(optimizer) is torch.optim.SGD for optimizer in optimizers) and not any(
+            group["momentum"] or group["weight_decay"] or group["maximize"] for group in groups
         )
-        rates = {float(group["lr"]) for _, group in groups}
-        return rates.pop() if plain and len(rates) == 1 else None
+        if not plain or self.trainer.gradient_clip_val:
+            return None
+        moved = {id(p) for group in groups for p in group["params"]}
+        if any(id(p) not in moved for p in trainable_parameters(self.model).values()):
+            return None
+        rates = {float(group["lr"]) for group in groups}
+        return rates.pop() if len(rates) == 1 else None
 
     def _record_forward(self) -> Operation:
         """The steps of the forward pass, watched on the first samples of the probe."""
@@ -227,14 +239,29 @@ class View:
         return float(together.min()), float(together.max())
 
     def _identify_loss(self) -> KnownLoss | str:
-        """By its value on the first batch."""
-        batch = self._all_batches[0]
-        parts = batch_parts(self._on_device(batch), batch.samples)
-        if parts is None or parts.y is None:
-            return "the loss is not known: its batches are no pairs of inputs and targets"
+        """By its value on some samples of the first batches, at every measurement: it may change in training."""
+        found = []
+        for index, batch in enumerate(self._all_batches[:_LOSS_BATCHES]):
+            n = min(batch.samples, _LOSS_SAMPLES)
+            data = some_samples(self._on_device(batch), batch.samples, slice(n))
+            parts = batch_parts(data, n)
+            if parts is None or parts.y is None:
+                return "the loss is not known: its batches are no pairs of inputs and targets"
+            with torch.no_grad():
+                self._afresh()
+                loss = float(self._loss_on(data, index))
+                self._afresh()
+                outputs = self._predict(self.model, data)
+            found.append(identify_loss(loss, outputs.reshape(len(outputs), -1), parts.y.to(outputs.device)))
+        return same_loss(found)
+
+    def _identify_loss_elsewhere(self) -> KnownLoss | str:
+        """The same with other parameters, which the end of the measurement takes back."""
         with torch.no_grad():
-            loss, outputs = float(self._loss_of(batch, 0)), self._predict_on(batch)
-            return identify_loss(loss, outputs.reshape(len(outputs), -1), parts.y.to(outputs.device))
+            for parameter in self.model.parameters():
+                if parameter.is_floating_point():
+                    parameter.add_(0.1 * torch.randn_like(parameter) * parameter.abs().mean().clamp_min(0.1))
+        return self._identify_loss()
 
     def with_hessian(self, measure: Callable[[LossHessian], T], memory: Memory) -> T:
         """What ``measure`` finds out about ∇²L of the probe; it must do the same in every process."""
@@ -302,7 +329,7 @@ class View:
                 inputs.append(x[:asked].flatten(1))
                 outputs.append(self._predict_on(batch)[:asked].reshape(asked, -1))
             if len({x.shape[1:] for x in inputs}) != 1 or outputs[0].shape[1] != 1:
-                return "it has not one output"
+                return "it has not exactly one output"
             return dgm_form(self.model, torch.cat(inputs), torch.cat(outputs))
 
     def batchnorm_form(self, samples: int) -> BatchNormForm | str:
@@ -326,7 +353,9 @@ class View:
         """The targets of the whole probe as numbers (n, k), where they are some: classes become unit vectors."""
         n = sum(batch.samples for batch in self._all_batches)
         targets = self.targets(n)
-        return None if targets is None else as_targets(torch.zeros(n, self.setting.outputs), targets)
+        return (
+            None if targets is None else as_targets(torch.zeros(n, self.setting.outputs, dtype=torch.float64), targets)
+        )
 
     def fingerprint(self, samples: int) -> int:
         """Of the first samples of the probe: other samples have another."""

@@ -44,10 +44,16 @@ def _leaky(arguments: Mapping[str, Any]) -> ActivationConstants:
     return ActivationConstants("LeakyReLU", max(1.0, abs(slope)), math.inf, 0.0, True)
 
 
-def _elu(arguments: Mapping[str, Any]) -> ActivationConstants:
-    alpha = abs(arguments.get("alpha", 1.0))
+def _elu(arguments: Mapping[str, Any]) -> ActivationConstants | None:
+    alpha = arguments.get("alpha", 1.0)
     # φ' jumps from α to 1 at zero, except for α = 1.
-    return ActivationConstants("ELU", max(1.0, alpha), 1.0 if alpha == 1 else math.inf, 0.0)
+    smoothness = 1.0 if alpha == 1 else math.inf
+    return ActivationConstants("ELU", max(1.0, alpha), smoothness, 0.0) if alpha > 0 else None
+
+
+def _hardtanh(arguments: Mapping[str, Any]) -> ActivationConstants | None:
+    around_zero = arguments.get("min_val", -1.0) <= 0 <= arguments.get("max_val", 1.0)
+    return ActivationConstants("Hardtanh", 1.0, math.inf, 0.0) if around_zero else None
 
 
 def _softplus(arguments: Mapping[str, Any]) -> ActivationConstants | None:
@@ -73,7 +79,7 @@ _KNOWN: dict[str, Callable[[Mapping[str, Any]], ActivationConstants | None]] = {
     "selu": _fixed("SELU", _SELU_SCALE * _SELU_ALPHA, math.inf),
     "softplus": _softplus,
     "softsign": _fixed("Softsign", 1.0, 2.0),
-    "hardtanh": _fixed("Hardtanh", 1.0, math.inf),
+    "hardtanh": _hardtanh,
     "relu6": _fixed("ReLU6", 1.0, math.inf),
     "sin": _fixed("sin", 1.0, 1.0),
     "cos": _fixed("cos", 1.0, 1.0, 1.0),
@@ -105,24 +111,33 @@ def known_activation(function: str, arguments: Mapping[str, Any] | None = None) 
 def measure_activation(function: Callable[[Tensor], Tensor], name: str) -> ActivationConstants:
     """The constants of any elementwise function, from its values and derivatives on a grid of points in float64.
 
-    The grid has 2·10⁵ points in [−30, 30]: a maximum is found to six digits. A jump of φ or φ' shows as a quotient of
-    differences that grows with the number of points, an unbounded slope as one that grows with the interval; both
-    count as infinite. What happens between the points or far outside is not seen: this is evidence, no proof, and
-    ``measured`` says so.
+    The grid has 2·10⁵ points in [−30, 30], where a maximum is found to six digits; slopes are looked at up to ±10⁶. A
+    jump of φ or φ' shows as a quotient of differences that grows with the number of points, an unbounded slope as one
+    that grows with the interval; both count as infinite. What happens between the points is not seen: this is evidence,
+    no proof, and ``measured`` says so.
 
     Example:
         >>> measure_activation(torch.tanh, "mine")
         ActivationConstants(name='mine', lipschitz=1.001, smoothness=0.770..., at_zero=0.0, ..., measured=True)
     """
     coarse, inner, grid = (_largest_slopes(function, *g) for g in ((30, 100_001), (20, 200_001), (30, 200_001)))
-    zero = float(function(torch.zeros(1, dtype=torch.float64))[0])
+    zero = float(function(torch.zeros(1, dtype=torch.float64))[0].detach())
     bounds = [
         # Rounded up: the largest value lies between two points, or just before a jump.
         1.001 * top if math.isfinite(zero + top) and top <= 1.2 * min(first, narrow) + 1e-3 else math.inf
         for first, narrow, top in zip(coarse, inner, grid)
     ]
-    smoothness = bounds[1] if math.isfinite(bounds[0]) else math.inf
-    return ActivationConstants(name, bounds[0], smoothness, zero, _is_homogeneous(function), True)
+    lipschitz = max(bounds[0], 1.001 * _slope_far_out(function))
+    smoothness = bounds[1] if math.isfinite(lipschitz) and lipschitz == bounds[0] else math.inf
+    return ActivationConstants(name, lipschitz, smoothness, zero, _is_homogeneous(function), True)
+
+
+def _slope_far_out(function: Callable[[Tensor], Tensor]) -> float:
+    far = torch.logspace(1, 6, 10_001, dtype=torch.float64)
+    z = torch.cat([-far, far]).requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(function(z).sum(), z)
+    return float(slope.abs().max())
 
 
 def _largest_slopes(function: Callable[[Tensor], Tensor], end: float, points: int) -> tuple[float, float]:

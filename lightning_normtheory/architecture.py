@@ -84,7 +84,7 @@ class Affine(Operation):
 
     With W (units, entries) the rows, one per unit, the operator A applies W to every patch of h. Patches overlap: every
     entry of h is in at most ``reach`` of them, so that the norms of all patches together are ≤ √reach ‖h‖, and
-    ‖A‖₂ ≤ √reach ‖W‖₂, ‖A‖_F ≤ √positions ‖W‖_F.
+    ‖A‖₂ ≤ √reach ‖W‖₂, ‖A‖_F ≤ √positions ‖W‖_F. ``units_first`` says which axis of its value has the units.
     """
 
     weight: Tensor
@@ -93,6 +93,7 @@ class Affine(Operation):
     bias_origin: Origin | None
     positions: int = 1
     reach: int = 1
+    units_first: bool = False
 
     @cached_property
     def matrix_norm(self) -> float:
@@ -118,10 +119,6 @@ class Affine(Operation):
     def bias_norm(self) -> float:
         """‖b‖, b being repeated at every position."""
         return 0.0 if self.bias is None else math.sqrt(self.positions) * float(self.bias.double().norm())
-
-    @property
-    def largest_bias(self) -> float:
-        return 0.0 if self.bias is None else float(self.bias.double().abs().max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,10 +155,11 @@ class FixedMap(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Activation(Operation):
-    """φ of every entry."""
+    """φ of every entry; ``trained`` if it has a parameter of its own."""
 
     constants: ActivationConstants
     function: Callable[[Tensor], Tensor] = field(repr=False)
+    trained: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,10 +207,9 @@ def walk(output: Operation) -> Iterator[Operation]:
             stack.extend((source, False) for source in reversed(node.sources))
 
 
-def evaluate(output: Operation, x: Tensor) -> Tensor:
-    """The value of an operation for samples x."""
-    values: dict[int, Tensor] = {}
+def evaluate(output: Operation, x: Tensor) -> dict[Operation, Tensor]:
+    """The values of an operation, and of all that it depends on, for samples x."""
+    values: dict[Operation, Tensor] = {}
     for node in walk(output):
-        arguments = [values[id(source)] for source in node.sources]
-        values[id(node)] = x if isinstance(node, Input) else node.replay(*arguments)
-    return values[id(output)]
+        values[node] = x if isinstance(node, Input) else node.replay(*(values[source] for source in node.sources))
+    return values

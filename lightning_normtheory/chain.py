@@ -35,12 +35,14 @@ class Link:
         affine: W and b.
         before: the norm of the fixed linear maps between the last activation and W, an average pooling for example.
         after: the number ν that z is multiplied by, 1/√m for example.
+        factor: what of ``before`` is a number that h is multiplied by.
         activation: φ; ``None`` at the output.
     """
 
     affine: Affine
     before: float
     after: float
+    factor: float
     activation: ActivationConstants | None
 
     @cached_property
@@ -69,6 +71,12 @@ class Chain:
     def outputs(self) -> int:
         return self.head.affine.size
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All weights and biases, the parts of WeightNorm by themselves."""
+        origins = [origin for link in self.links for origin in (link.affine.origin, link.affine.bias_origin)]
+        return [tensor for origin in origins if origin is not None for tensor in origin.tensors]
+
 
 def chain_of(output: Operation) -> Chain | str:
     """The chain that a recorded forward pass is, or why it is none.
@@ -81,13 +89,14 @@ def chain_of(output: Operation) -> Chain | str:
         >>> chain.depth, chain.outputs, chain.links[0].activation.name
         (1, 2, 'tanh')
     """
+    steps = list(walk(output))
+    problems = [problem for kind in (True, False) for step in steps if (problem := _problem(step, opaque=kind))]
+    if problems:
+        return problems[0]
     links: list[Link] = []
     affine: Affine | None = None
-    before, after = 1.0, 1.0
-    for step in walk(output):
-        problem = _problem(step)
-        if problem:
-            return problem
+    before, after, factor = 1.0, 1.0, 1.0
+    for step in steps:
         if isinstance(step, Affine):
             if affine is not None:
                 return f"{step.origin.name!r} follows another layer without an activation between them"
@@ -95,23 +104,27 @@ def chain_of(output: Operation) -> Chain | str:
         elif isinstance(step, Activation):
             if affine is None:
                 return f"the activation {step.constants.name} follows no layer"
-            links.append(Link(affine, before, after, step.constants))
-            affine, before, after = None, 1.0, 1.0
+            links.append(Link(affine, before, after, factor, step.constants))
+            affine, before, after, factor = None, 1.0, 1.0, 1.0
         elif isinstance(step, (FixedMap, Scaling)):
             if affine is None:
                 before *= step.norm
-            elif isinstance(step, FixedMap) and step.norm != 1:
-                return "an average is taken between a layer and its activation"
+                factor *= step.norm if isinstance(step, Scaling) else 1.0
+            elif isinstance(step, FixedMap) and (step.norm != 1 or step.size != affine.size):
+                return "an average or a padding is between a layer and its activation"
             else:
                 after *= step.norm
     if affine is None:
         return "its last step is no linear layer"
-    return _shared(links, affine) or Chain((*links, Link(affine, before, after, None)))
+    return _shared(links, affine) or Chain((*links, Link(affine, before, after, factor, None)))
 
 
-def _problem(step: Operation) -> str:
-    if isinstance(step, Opaque):
-        return step.reason
+def _problem(step: Operation, *, opaque: bool) -> str:
+    """Why a step is in no chain: first of all, that nothing is known of it."""
+    if opaque or isinstance(step, Opaque):
+        return step.reason if isinstance(step, Opaque) else ""
+    if isinstance(step, Activation) and step.trained:
+        return f"the activation {step.constants.name} is trained"
     if isinstance(step, MaxPooling):
         return "a maximum pooling is not smooth"
     if isinstance(step, Sum):
@@ -129,13 +142,15 @@ def _problem(step: Operation) -> str:
 
 def _shared(links: list[Link], head: Affine) -> str:
     """Whether two layers use the same parameter: then their derivatives add up, and no bound here counts that."""
-    used: dict[int, str] = {}
+    used: dict[int, tuple[str, bool]] = {}  # by memory: a view or a detached tensor is the same parameter
     for affine in (*(link.affine for link in links), head):
         for origin in (affine.origin, affine.bias_origin):
             for tensor in () if origin is None else origin.tensors:
-                if tensor.requires_grad and id(tensor) in used:
-                    return f"two layers share the parameters of {used[id(tensor)]!r}"
-                used[id(tensor)] = "" if origin is None else origin.name
+                memory = tensor.untyped_storage().data_ptr()
+                name, trained = used.get(memory, ("", False))
+                if memory in used and (trained or tensor.requires_grad):
+                    return f"two layers share the parameters of {name!r}"
+                used[memory] = ("" if origin is None else origin.name, tensor.requires_grad)
     return ""
 
 

@@ -50,6 +50,13 @@ def generalization_bound(
         >>> round(found.rademacher, 6), round(found.fixed, 4)
         (0.021774, 0.2828)
     """
+    if not isinstance(complexity, Complexity) or not isinstance(loss, KnownLoss):
+        raise TypeError(
+            "Expected a Complexity and a KnownLoss (complexity and loss of network_setting), but got "
+            f"{complexity!r} and {loss!r}."
+        )
+    if n < 1 or not 0 < delta < 1 or not x_norm >= 0:
+        raise ValueError(f"Expected n ≥ 1, δ in (0, 1) and x_norm ≥ 0, but got n={n}, delta={delta}, x_norm={x_norm}.")
     fixed = _gap(complexity, loss, n, x_norm, delta)
     q = len(complexity.radii)
     grown = complexity._replace(factors=tuple(c * (1 + 1 / max(q, 1)) ** q for c in complexity.factors))

@@ -1,14 +1,14 @@
 """The losses that the theorems speak of, and which of them a training step computes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["KnownLoss", "as_targets", "identify_loss"]
+__all__ = ["KnownLoss", "as_targets", "identify_loss", "same_loss"]
 
 
 class KnownLoss(NamedTuple):
@@ -88,9 +88,25 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss |
             candidates.append((KnownLoss("logistic"), lambda: F.softplus(-signs * outputs[:, 0]).mean()))
     for loss, compute in candidates:
         # Float32 sums over a batch, and no two of these losses are that near to each other by chance.
-        if math.isclose(float(compute()), value, rel_tol=1e-4, abs_tol=1e-8):
+        if math.isclose(float(compute()), value, rel_tol=1e-4) and value > 0:
             return loss
     return "the loss is neither a square loss, a cross entropy nor a logistic loss of outputs and targets"
+
+
+def same_loss(found: Sequence[KnownLoss | str]) -> KnownLoss | str:
+    """What several batches agree on, with the largest target of all; the first reason where one has another loss.
+
+    Example:
+        >>> same_loss([KnownLoss("square", 1.0, 0.1), KnownLoss("square", 1.0, 50.0)])
+        KnownLoss(name='square', scale=1.0, largest_target=50.0, classes=0)
+    """
+    reasons = [each for each in found if isinstance(each, str)]
+    known = [each for each in found if not isinstance(each, str)]
+    if reasons or not known:
+        return reasons[0] if reasons else "the loss is not known"
+    if len({each._replace(largest_target=0.0) for each in known}) > 1:
+        return "the loss is another one in other batches"
+    return known[0]._replace(largest_target=max(each.largest_target for each in known))
 
 
 def as_targets(outputs: Tensor, targets: Tensor) -> Tensor | None:

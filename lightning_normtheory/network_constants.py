@@ -62,6 +62,10 @@ def network_constants(
         >>> found.gradient, found.hessian >= 1
         (1.0, True)
     """
+    if not isinstance(chain, Chain):
+        raise TypeError(f"Expected a Chain, from chain_of or Setting.chain, but got {chain!r}.")
+    if not x_norm >= 0 or not radius >= 0:
+        raise ValueError(f"Expected a norm and a radius of at least 0, but got x_norm={x_norm!r}, radius={radius!r}.")
     norm, lipschitz = x_norm, 1.0
     d: list[float] = []
     E = torch.zeros(0, 0, dtype=torch.float64)

@@ -156,15 +156,18 @@ class _Peeling:
     def _norm(self, step: Operation) -> float:
         """Of an affine map on (h, 1), where no activation follows: nothing is lost there."""
         if isinstance(step, Affine):
-            return self._with_constant(self._radius(step.spectral), step.bias_norm)
+            return self._with_constant(self._radius(step.spectral), self._shift(step.bias_norm))
         if isinstance(step, Scaling):
-            return self._with_constant(self._radius(step.norm), step.shift_norm)
+            return self._with_constant(self._radius(step.norm), self._shift(step.shift_norm))
         assert isinstance(step, FixedMap)
         return self._with_constant(step.norm, 0.0)
 
     def _radius(self, value: float) -> float:
         self.radii.append(value)
         return value
+
+    def _shift(self, norm: float) -> float:
+        return self._radius(norm) if norm > 0 else 0.0
 
     def _with_constant(self, norm: float, shift: float) -> float:
         """‖(Ah + b, 1)‖ ≤ ‖[[‖A‖, ‖b‖], [0, 1]]‖₂ ‖(h, 1)‖."""
@@ -178,6 +181,8 @@ class _Peeling:
         c, zero = step.constants.lipschitz, abs(step.constants.at_zero)
         if not math.isfinite(c):
             raise NoBound(f"the activation {step.constants.name} is not Lipschitz")
+        if step.trained:
+            self._radius(c)
         if step.constants.homogeneous:
             # One row of norm ‖A‖_F is the worst case: Golowich et al., Lemma 1.
             radius = self._radius(math.hypot(layer.frobenius, layer.bias))
@@ -251,8 +256,7 @@ def _folded(affine: Affine, scaling: Scaling | None) -> tuple[Tensor, Tensor]:
 def _per_unit(value: Tensor, affine: Affine) -> Tensor:
     units = len(affine.weight)
     value = value.double().cpu()
-    channels_first = len(affine.shape) > 1 and affine.shape[0] == units
-    form = (units,) + (1,) * (len(affine.shape) - 1) if channels_first else (units,)
+    form = (units,) + (1,) * (len(affine.shape) - 1) if affine.units_first else (units,)
     if value.numel() == units and tuple(value.shape) == form:
         return value.reshape(units)
     return value.abs().max().expand(units)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lightning_normtheory.activations import ELEMENTWISE, known_activation, measure_activation
+from lightning_normtheory.activations import ELEMENTWISE, ActivationConstants, known_activation, measure_activation
 from lightning_normtheory.architecture import (
     Activation,
     Affine,
@@ -37,7 +37,14 @@ _RESHAPES = frozenset({
 })
 # fmt: on
 _CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
-_PARAMETERS = ("stride", "padding", "dilation", "groups")
+# What may be asked of a tensor without looking at its entries.
+# fmt: off
+_METADATA = frozenset({
+    "__get__", "__len__", "dim", "size", "stride", "numel", "ndimension", "nelement", "element_size", "is_contiguous",
+    "is_floating_point", "is_complex", "is_signed", "get_device", "data_ptr", "storage_offset", "untyped_storage",
+    "__hash__", "is_pinned", "is_inference", "_is_view", "type", "has_names", "is_shared", "__format__", "__repr__",
+})
+# fmt: on
 
 
 def record_forward(model: nn.Module, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> Operation:
@@ -63,30 +70,54 @@ def record_forward(model: nn.Module, x: Tensor, forward: Callable[[Tensor], Tens
     call = forward or model
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0:
         return opaque("its input is no tensor of numbers")
-    recorder = _Recorder(model, x)
-    with torch.enable_grad(), recorder:
-        output = call(x)
-    last = recorder.operations.get(id(output)) if isinstance(output, Tensor) else None
+    recorder = _watch(model, call, x)
+    last = recorder.last
     if last is None:
         return opaque("its output does not come from its input by functions of torch on all samples")
+    if not bool(torch.isfinite(recorder.trail[-1][1]).all()):
+        return opaque("a weight or an input is not finite", (last,), last.shape)
+    if recorder.looked:
+        return opaque("its forward pass looks at the values of the samples", (last,), last.shape)
     if any(isinstance(step, Opaque) for step in walk(last)):
         return last
     for others in (0.75 * x.flip(0), -0.5 * x):
-        if not _agree(call, last, others):
+        if not _agree(model, call, last, others, len(recorder.trail)):
             return opaque("its forward pass is another one for other samples", (last,), last.shape)
     return last
 
 
-def _agree(call: Callable[[Tensor], Tensor], last: Operation, x: Tensor) -> bool:
-    with torch.no_grad():
-        try:
-            expected, replayed = call(x), evaluate(last, x)
-        except Exception:  # noqa: BLE001  # it refuses these samples
-            return False
-    if replayed.shape != expected.shape:
+def _watch(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> "_Recorder":
+    recorder = _Recorder(model, x)
+    with torch.enable_grad(), recorder:
+        output = call(x)
+    recorder.last = recorder.operations.get(id(output)) if isinstance(output, Tensor) else None
+    return recorder
+
+
+def _agree(model: nn.Module, call: Callable[[Tensor], Tensor], last: Operation, x: Tensor, steps: int) -> bool:
+    """Whether the steps, repeated for x, have the values that they have in the model, each of them."""
+    try:
+        again = _watch(model, call, x)
+        with torch.no_grad():
+            values = evaluate(last, x)
+    except Exception:  # noqa: BLE001  # it refuses these samples
         return False
-    # What the order of a sum can change in float32, over many layers, and far from what another branch would.
-    return float((replayed - expected).abs().max()) <= 1e-3 * float(expected.abs().max()) + 1e-30
+    if again.last is None or len(again.trail) != steps:
+        return False
+    pairs = zip(walk(last), walk(again.last))
+    seen = {id(step): value for step, value in again.trail}
+    return all(
+        type(ours) is type(theirs) and (isinstance(ours, Input) or _same(values[ours], seen[id(theirs)]))
+        for ours, theirs in pairs
+    )
+
+
+def _same(ours: Tensor, theirs: Tensor) -> bool:
+    # The same functions of the same numbers: only the order of a sum may differ.
+    tol = 100 * torch.finfo(theirs.dtype).eps
+    return ours.shape == theirs.shape and bool(
+        (ours - theirs).abs().max() <= tol * theirs.abs().max() + torch.finfo(theirs.dtype).tiny
+    )
 
 
 class _Recorder(TorchFunctionMode):
@@ -96,6 +127,9 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.samples = len(x)
         self.operations: dict[int, Operation] = {id(x): Input((), tuple(x.shape[1:]), torch.clone)}
+        self.trail: list[tuple[Operation, Tensor]] = []  # every step with its value, before anything is written into it
+        self.looked = False
+        self.last: Operation | None = None
         self._alive: list[Any] = [x]  # an id is only good for as long as the tensor lives
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._weight_norms: dict[int, Origin] = {}
@@ -110,15 +144,24 @@ class _Recorder(TorchFunctionMode):
             self._note_weight_norm(result, *args, **kwargs)
         elif sources and isinstance(result, Tensor):
             self._alive.append(result)
-            self.operations[id(result)] = self._operation(_Call(func, name, args, kwargs, sources, values), result)
+            step = self._operation(_Call(func, name, args, kwargs, sources, values), result)
+            self.operations[id(result)] = step
+            self.trail.append((step, result.detach().clone()))
+        elif name == "__setitem__" and sources:
+            for tensor, _ in sources:
+                self.operations[id(tensor)] = _opaque(sources, tensor, "entries are written one by one")
         elif sources and isinstance(result, (tuple, list)):
             for piece in result:
                 if isinstance(piece, Tensor):
                     self._alive.append(piece)
                     self.operations[id(piece)] = _opaque(sources, piece, f"{name} gives several values")
+        elif sources and name not in _METADATA:
+            self.looked = True  # at a number: what follows may depend on it
         return result
 
     def _note_weight_norm(self, weight: Tensor, v: Tensor, g: Tensor, dim: int = 0) -> None:
+        if not all(id(part) in self._names or not part.requires_grad for part in (v, g)):
+            return  # lengths or directions that are computed themselves
         self._alive.append(weight)
         name = self._names.get(id(v), "weight")
         for ending in (".original1", "_v"):
@@ -168,6 +211,7 @@ class _Recorder(TorchFunctionMode):
             None if bias is None else self._origin(bias),
             positions=math.prod(result.shape[1:]) // len(matrix),
             reach=reach,
+            units_first=call.name in _CONVOLUTIONS,
         )
 
 
@@ -252,7 +296,7 @@ def _elementwise(call: _Call, result: Tensor) -> Operation | None:
     named = known_activation(name, _options(call, name))
     inner = call.nodes[0]
     shape = tuple(result.shape[1:])
-    if isinstance(inner, Activation):
+    if isinstance(inner, Activation) and not inner.trained:
         return _composed(
             inner.source, lambda z: call.replay(inner.function(z)), shape, f"{inner.constants.name}·{name}"
         )
@@ -261,8 +305,21 @@ def _elementwise(call: _Call, result: Tensor) -> Operation | None:
     return _composed(inner, call.replay, shape, name)
 
 
+_POSITIONS = {
+    "leaky_relu": ["negative_slope"],
+    "elu": ["alpha"],
+    "softplus": ["beta", "threshold"],
+    "hardtanh": ["min_val", "max_val"],
+}
+
+
 def _options(call: _Call, name: str) -> dict[str, Any]:
-    positions = {"leaky_relu": ["negative_slope"], "elu": ["alpha"], "softplus": ["beta", "threshold"]}
+    positions = {
+        "leaky_relu": ["negative_slope"],
+        "elu": ["alpha"],
+        "softplus": ["beta", "threshold"],
+        "hardtanh": ["min_val", "max_val"],
+    }
     return {**call.kwargs, **dict(zip(positions.get(name, []), call.args[1:]))}
 
 
@@ -270,11 +327,10 @@ def _prelu(call: _Call, result: Tensor) -> Operation | None:
     x, slope = call.arguments(("input", "weight"))
     if not call.tracked(x) or call.tracked(slope):
         return None
-    constants = known_activation("leaky_relu", {"negative_slope": float(slope.detach().abs().max())})
-    if constants is None or slope.requires_grad:
-        constants = constants and constants._replace(name="PReLU", smoothness=math.inf)
-    assert constants is not None
-    return Activation(call.nodes, tuple(result.shape[1:]), call.replay, constants, call.replay)
+    constants = ActivationConstants("PReLU", max(1.0, float(slope.detach().abs().max())), math.inf, 0.0, True)
+    return Activation(
+        call.nodes, tuple(result.shape[1:]), call.replay, constants, call.replay, trained=slope.requires_grad
+    )
 
 
 def _composed(
@@ -291,20 +347,22 @@ def _composed(
 
 def _pointwise(node: Operation) -> tuple[Operation, Callable[[Tensor], Tensor]]:
     """The value that this one is an elementwise function of, as far back as possible, and that function."""
-    if isinstance(node, Activation) or (isinstance(node, Scaling) and node.is_number):
+    fixed_number = isinstance(node, Scaling) and node.is_number and not node.trained
+    if fixed_number or (isinstance(node, Activation) and not node.trained):
         root, inner = _pointwise(node.source)
-        outer = node.function if isinstance(node, Activation) else node.replay
+        outer: Callable[[Tensor], Tensor] = node.function if isinstance(node, Activation) else node.replay
         return root, lambda z: outer(inner(z))
     return node, lambda z: z
 
 
 def _arithmetic(call: _Call, result: Tensor) -> Operation | None:
-    name = call.name.strip("_").removeprefix("i")
-    name = {"iadd": "add", "radd": "add", "rmul": "mul", "truediv": "div", "true_divide": "div", "multiply": "mul",
-            "subtract": "sub", "divide": "div", "rtruediv": "rdiv", "dd": "add"}.get(name, name)  # fmt: skip
+    name = call.name.strip("_")
+    name = name.removeprefix("i") if call.name.startswith("__i") else name
+    name = {"radd": "add", "rmul": "mul", "truediv": "div", "true_divide": "div", "multiply": "mul",
+            "subtract": "sub", "divide": "div", "rtruediv": "rdiv"}.get(name, name)  # fmt: skip
     if name in ("cat", "concat", "concatenate"):
         return _concatenation(call, result)
-    if name not in ("add", "sub", "rsub", "mul", "div") or call.kwargs.get("alpha", 1) != 1:
+    if name not in ("add", "sub", "rsub", "mul", "div") or set(call.kwargs) - {"other", "input"}:
         return None
     first, second = (*call.args, call.kwargs.get("other"))[:2]
     if call.tracked(first) and call.tracked(second):
@@ -316,6 +374,8 @@ def _arithmetic(call: _Call, result: Tensor) -> Operation | None:
 
 
 def _scaling(call: _Call, name: str, constant: Any, result: Tensor, *, from_right: bool) -> Operation | None:
+    if tuple(result.shape[1:]) != call.nodes[0].shape:
+        return None  # it repeats the value
     tensor = torch.as_tensor(constant, dtype=result.dtype, device=result.device).detach()
     if tensor.dim() >= result.dim() and tensor.numel() != 1:
         if len(tensor) != 1:
@@ -347,7 +407,7 @@ def _combination(call: _Call, name: str, first: Tensor, second: Tensor, result: 
         operate: Callable[[Tensor, Tensor], Tensor] = getattr(torch, name)
         labels = [node.constants.name for node in (left, right) if isinstance(node, Activation)]
         return _composed(root, lambda z: operate(f(z), g(z)), shape, f"{name} of {' and '.join(labels) or 'z'}")
-    if name in ("add", "sub") and left.shape == right.shape:
+    if name in ("add", "sub") and left.shape == right.shape == shape:
         return Sum((left, right), shape, lambda a, b: a + b if name == "add" else a - b)
     return None
 
@@ -376,6 +436,10 @@ def _linear(call: _Call, result: Tensor) -> Operation | None:
         zero = mode == "constant" and not value
         return FixedMap(call.nodes, shape, call.replay) if zero else None
     if call.name == "mean":
+        axes = call.option(1, "dim", None)
+        axes = [axes] if isinstance(axes, int) else axes
+        if not axes or any(axis % (len(call.nodes[0].shape) + 1) == 0 for axis in axes):
+            return None
         averaged = math.prod(call.nodes[0].shape) / max(math.prod(shape), 1)
         return FixedMap(call.nodes, shape, call.replay, averaged**-0.5)
     return None
@@ -384,7 +448,7 @@ def _linear(call: _Call, result: Tensor) -> Operation | None:
 def _keeps_samples_apart(call: _Call, result: Tensor) -> bool:
     """Whether the samples in another order give the same values in that order, each of them once."""
     (value,) = call.values
-    if call.option(2, "training", False) is True and "dropout" in call.name:
+    if (call.option(2, "training", False) is True and "dropout" in call.name) or not result.is_floating_point():
         return False
     marks = torch.arange(value.numel(), dtype=torch.float64).reshape(value.shape)
     try:
@@ -424,12 +488,13 @@ def _pooling(call: _Call, result: Tensor) -> Operation | None:
     else:
         kernel = _per_axis(call.option(1, "kernel_size", 1), axes)
         stride = _per_axis(call.option(2, "stride", None) or kernel, axes)
+        dilation = _per_axis(call.option(4, "dilation", 1), axes) if name == "max" else [1] * axes
         sizes = largest = kernel
-        reaches = [math.ceil(k / s) for k, s in zip(kernel, stride)]
+        reaches = [k if d > 1 else math.ceil(k / s) for k, s, d in zip(kernel, stride, dilation)]
     shape, reach = tuple(result.shape[1:]), math.prod(reaches)
     if name in ("max", "adaptive_max"):
         return MaxPooling(call.nodes, shape, call.replay, math.prod(largest), reach)
-    if name not in ("avg", "adaptive_avg"):
+    if name not in ("avg", "adaptive_avg") or call.option(6, "divisor_override", None) is not None:
         return None
     # Windows that are cut at the border may divide by what is left of them.
     smallest = 1 if name == "avg" and _is_cut(call) else math.prod(sizes)
@@ -437,11 +502,7 @@ def _pooling(call: _Call, result: Tensor) -> Operation | None:
 
 
 def _is_cut(call: _Call) -> bool:
-    return (
-        bool(call.option(4, "ceil_mode", False))
-        or call.option(5, "count_include_pad", True) is False
-        or (call.option(6, "divisor_override", None) is not None)
-    )
+    return bool(call.option(4, "ceil_mode", False)) or call.option(5, "count_include_pad", True) is False
 
 
 def _flat(call: _Call) -> list[Any]:

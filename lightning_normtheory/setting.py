@@ -1,8 +1,8 @@
 """What the theorems ask about: the network's form, its activations, samples, targets and loss, as they are."""
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -33,16 +33,23 @@ class Setting:
         output: its forward pass.
         x_norms: the smallest and the largest ‖x_i‖.
         loss: which loss it is trained with, or why that is not known.
+        trained: the parameters that are trained, by name.
     """
 
     output: Operation
     x_norms: tuple[float, float]
     loss: KnownLoss | str
+    trained: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def chain(self) -> Chain | str:
-        """The layers one after the other, or why the network is no chain."""
-        return chain_of(self.output)
+        """The layers one after the other, with all that is trained in them, or why the network is no such chain."""
+        found = chain_of(self.output)
+        if isinstance(found, str):
+            return found
+        inside = {id(tensor) for tensor in found.tensors}
+        others = [name for name, parameter in self.trained.items() if id(parameter) not in inside]
+        return f"{others[0]!r} is trained, and no weight or bias of its layers" if others else found
 
     @cached_property
     def complexity(self) -> Complexity | str:
@@ -90,7 +97,9 @@ class Setting:
         chain = self.chain
         if isinstance(chain, str) or self.weight_norm_differences:
             return False
-        plain_head = chain.head.affine.origin.kind == "parameter" and chain.head.affine.bias is None
+        head = chain.head
+        plain_head = head.affine.origin.kind == "parameter" and head.affine.bias is None
+        plain_head = plain_head and math.isclose(head.before * head.after, 1, rel_tol=_CLOSE)
         return plain_head and self.inputs_have_norm(1.0) and self._has_smooth_activations
 
     @property
@@ -130,8 +139,10 @@ def network_setting(
         if y is not None and loss is not None:
             with torch.no_grad():
                 outputs = model(x)
-                known = identify_loss(float(loss(outputs, y)), outputs.reshape(len(outputs), -1), y)
-    return Setting(output, (float(norms.min()), float(norms.max())), known)
+                if isinstance(outputs, Tensor):
+                    known = identify_loss(float(loss(outputs, y)), outputs.reshape(len(outputs), -1), y)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return Setting(output, (float(norms.min()), float(norms.max())), known, trained)
 
 
 def _by_layer(links: Iterable[Link], differences: Callable[[Link], list[str]]) -> tuple[str, ...]:
@@ -152,7 +163,7 @@ def _differences_to_weight_norm(link: Link) -> list[str]:
     affine = link.affine
     if affine.origin.kind != "weight_norm":
         return ["no WeightNorm"]
-    found = _is_convolution(affine) + _has_bias(affine)
+    found = _is_convolution(affine) + _has_bias(affine) + _has_factor(link)
     g, v = affine.origin.tensors
     if affine.origin.dim != 0 or g.numel() != len(v):
         found.append("not one length g for each unit")
@@ -167,8 +178,14 @@ def _differences_to_rsc(link: Link) -> list[str]:
     affine = link.affine
     found = ["WeightNorm"] if affine.origin.kind == "weight_norm" else []
     found += _is_convolution(affine) + _has_bias(affine)
-    factor = affine.weight.shape[1] ** -0.5
-    return found if math.isclose(link.before * link.after, factor, rel_tol=_CLOSE) else [*found, "no factor 1/√fan-in"]
+    if not math.isclose(link.before, link.factor, rel_tol=_CLOSE):
+        found.append("pooling in front of it")
+    scaled = math.isclose(link.factor * link.after, affine.weight.shape[1] ** -0.5, rel_tol=_CLOSE)
+    return found if scaled else [*found, "no factor 1/√fan-in"]
+
+
+def _has_factor(link: Link) -> list[str]:
+    return [] if math.isclose(link.before, 1, rel_tol=_CLOSE) else ["a factor in front of it"]
 
 
 def _is_convolution(affine: Affine) -> list[str]:

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.activations import ActivationConstants
-from lightning_normtheory.batchnorm_form import batchnorm_form
+from lightning_normtheory.batchnorm_bounds import batchnorm_theorem
+from lightning_normtheory.batchnorm_form import BatchNormForm, batchnorm_form
+from lightning_normtheory.batchnorm_margin import batchnorm_margin
+from lightning_normtheory.chain import Chain
 from lightning_normtheory.infinite_width import dgm_form
 from lightning_normtheory.setting import Setting, network_setting
 from lightning_normtheory.untouched import untouched
 
-__all__ = ["TheoremStatus", "applicable_theorems", "check_theorems", "theorem_table"]
+__all__ = ["TheoremStatus", "applicable_theorems", "check_theorems", "theorem_table", "why_not_batchnorm"]
 
 Verdict = Literal["applies", "generalised", "does not apply"]
 
@@ -54,11 +57,36 @@ def applicable_theorems(
     setting = network_setting(model, x, y, loss)
     with untouched(model, batch_stats=True), torch.no_grad():
         outputs = model(x)
-        dgm = dgm_form(model, x.flatten(1), outputs) if setting.outputs == 1 else "it has not one output"
-        form = batchnorm_form(model, x.flatten(1), outputs)
-    return check_theorems(
-        setting, dgm=dgm if isinstance(dgm, str) else "", batchnorm=form if isinstance(form, str) else ""
+        one = isinstance(outputs, Tensor) and outputs.numel() == len(x)
+        dgm = dgm_form(model, x.flatten(1), outputs) if one else "it has not exactly one output"
+        form = batchnorm_form(model, x.flatten(1), outputs) if one else "it has not exactly one output"
+    return check_theorems(setting, dgm=dgm if isinstance(dgm, str) else "", batchnorm=why_not_batchnorm(form, y))
+
+
+def why_not_batchnorm(form: BatchNormForm | str, targets: Tensor | None) -> str:
+    """Why BN, Theorem 2.1 does not speak of a network and its samples; empty if it does.
+
+    Args:
+        targets: the labels of the samples that the form is about.
+    """
+    if isinstance(form, str):
+        return form
+    largest = float(form.x_centered.norm(dim=1).max())
+    if largest > 1.001:
+        return f"‖x̄‖ of the centred inputs reaches {largest:.3g}, not 1"
+    values = torch.empty(0) if targets is None else targets.flatten().unique()
+    if len(values) != 2 or targets is None or targets.numel() != len(form.x_centered):
+        return "the labels are not two classes"
+    signs = torch.where(targets.flatten() == values[1], 1, -1).cpu()
+    width, d = form.v.shape
+    gamma = sum(batchnorm_margin(features, signs).value for features in (form.features_a, form.features_c))
+    if gamma <= 0:
+        return "the margin γ_a + γ_c at initialisation is 0"
+    theorem = batchnorm_theorem(
+        epsilon_n=form.epsilon_n, gamma=gamma / math.sqrt(width), n=len(signs), d=d, width=width, steps=1, delta=0.01
     )
+    asked = f"{theorem.width_lower:.2g} to {theorem.width_upper:.2g}"
+    return "" if theorem.width_ok else f"the width is {width}, and {asked} is asked for"
 
 
 def check_theorems(setting: Setting, *, dgm: str = "", batchnorm: str = "") -> tuple[TheoremStatus, ...]:
@@ -79,13 +107,13 @@ def check_theorems(setting: Setting, *, dgm: str = "", batchnorm: str = "") -> t
         _weight_norm_optimisation(setting),
         _weight_norm_generalisation(setting),
         _restricted_strong_convexity(setting),
-        TheoremStatus("DGM, Theorems 4.1 and 4.2 (two-layer ReLU)", *_from_reason(dgm)),
+        _dukler(setting, dgm),
         _batch_norm(setting, batchnorm),
         _linearity(setting),
     )
 
 
-def theorem_table(rows: Iterable[TheoremStatus], width: int = 100) -> str:
+def theorem_table(rows: Iterable[TheoremStatus], width: int = 80) -> str:
     """The lines as a table for a terminal.
 
     Example:
@@ -102,10 +130,6 @@ def theorem_table(rows: Iterable[TheoremStatus], width: int = 100) -> str:
         lines.append(f"{row.theorem:{first}}{row.verdict}")
         lines += textwrap.wrap("; ".join(row.reasons), width, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
-
-
-def _from_reason(reason: str) -> tuple[Verdict, tuple[str, ...]]:
-    return ("does not apply", (reason,)) if reason else ("applies", ())
 
 
 def _activation_problems(setting: Setting) -> list[str]:
@@ -158,10 +182,19 @@ def _head_differences(setting: Setting) -> list[str]:
         found.append("the output layer has WeightNorm")
     if head.bias is not None:
         found.append("the output layer has a bias")
+    if not math.isclose(setting.chain.head.before, 1, rel_tol=1e-3):
+        found.append("a factor is in front of the output layer")
     largest = head.row * abs(setting.chain.head.after)
     if not math.isclose(largest, 1, rel_tol=1e-3):
         found.append(f"the largest ‖v_h‖ is {largest:.3g}, not 1")
     return found
+
+
+def _length_difference(chain: Chain | str) -> list[str]:
+    """RSC's output weights are unit vectors when training begins."""
+    if isinstance(chain, str) or math.isclose(chain.head.affine.row, 1, rel_tol=1e-3):
+        return []
+    return [f"the largest ‖v_h‖ is {chain.head.affine.row:.3g}, not 1"]
 
 
 def _verdict(theorem: str, problems: list[str], differences: list[str], setting: Setting) -> TheoremStatus:
@@ -214,9 +247,18 @@ def _restricted_strong_convexity(setting: Setting) -> TheoremStatus:
         list(setting.rsc_differences)
         + _activation_differences(setting)
         + _norm_difference(setting, math.sqrt(inputs), f"√{inputs}")
+        + _length_difference(chain)
         + _loss_differences(setting)
     )
     return _verdict("RSC, Theorems 5.1 to 5.3 (optimisation)", problems, differences, setting)
+
+
+def _dukler(setting: Setting, reason: str) -> TheoremStatus:
+    theorem = "DGM, Theorems 4.1 and 4.2 (two-layer ReLU)"
+    problems = [reason] if reason else _loss_problems(setting)
+    if problems:
+        return TheoremStatus(theorem, "does not apply", tuple(problems))
+    return TheoremStatus(theorem, "applies", ("in the limit of width, and for steps that are short enough",))
 
 
 def _batch_norm(setting: Setting, reason: str) -> TheoremStatus:

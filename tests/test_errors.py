@@ -279,7 +279,7 @@ def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
     messages = [str(w.message) for w in caught if "no such kernel" in str(w.message)]
     assert [message.split()[0].removeprefix("normtheory/") for message in messages] == [
         "ntk_lambda_min",
-        "certificate_holds",
+        "certificate_rate_measured",
         "rsc_ratio",
         "rademacher_bound",
     ]

@@ -147,8 +147,7 @@ def test_nothing_pretends_on_a_relu_network_with_cross_entropy(tmp_path, monkeyp
     trainer([ConvergenceCertificate(on_error="raise")], max_epochs=1).fit(Classifier("bn"), loader())
     (row,) = rows().values()
     names = {name.removeprefix("normtheory/") for name in row}
-    assert names == {"certificate_holds", "certificate_rate_measured", "seconds"}
-    assert row["normtheory/certificate_holds"] == 0
+    assert names == {"certificate_rate_measured", "seconds"}
     theorems = header()["theorems"]
     assert [each["verdict"] for each in theorems].count("does not apply") == 5
     assert all(each["reasons"] for each in theorems)
@@ -190,7 +189,7 @@ def test_a_bound_that_says_something():
     net = nn.Linear(3, 1, bias=False).double()
     net.weight.data = torch.tensor([[0.3, 0.4, 0.0]], dtype=torch.float64)
     x = samples(200_000)[0]
-    measured = fit(RademacherBound(on_error="raise"), Regression(net), (x, net(x).detach()))
+    measured = fit(RademacherBound(on_error="raise"), Regression(net), (x, net(x).detach() + 0.01))
     assert measured["generalization_bound_vacuous"] == 0
     assert measured["population_loss_bound"] < 0.25 / 3  # E(w·x)² of unit vectors in three dimensions
 
@@ -249,7 +248,10 @@ def test_margins_and_displacements_of_the_papers_network():
         float((net[0].weight.detach() - start).norm()), rel=1e-6
     )
     assert measured["rademacher_bound"] > 0
-    assert header()["theorems"][4]["verdict"] == "applies"
+    assert measured["batchnorm_width_ok"] == 0
+    assert "batchnorm_error_bound" not in measured
+    (reason,) = header()["theorems"][4]["reasons"]
+    assert "the width is 32" in reason
 
 
 def test_the_corrected_lemma_bounds_the_papers_network():

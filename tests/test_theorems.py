@@ -120,13 +120,16 @@ def test_dgm_applies_to_its_network_only():
     assert verdicts(rsc_network(), unit(), targets())[DGM] == "does not apply"
 
 
-def test_bn_applies_to_its_network_with_the_logistic_loss():
+def test_bn_is_about_widths_that_nobody_has():
     net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1, bias=False)).double()
     y = torch.randint(0, 2, (20, 1)).double()
-    x = unit() / 2
-    assert verdicts(net, x, y, nn.functional.binary_cross_entropy_with_logits)[BN] == "applies"
-    row = applicable_theorems(net, x, y, square)[BN]
-    assert (row.verdict, row.reasons) == ("does not apply", ("the loss is not the logistic one",))
+    for x, loss, reason in (
+        (unit() / 2, nn.functional.binary_cross_entropy_with_logits, "the width is 16"),
+        (10 * unit(), nn.functional.binary_cross_entropy_with_logits, "‖x̄‖ of the centred inputs reaches"),
+    ):
+        row = applicable_theorems(net, x, y, loss)[BN]
+        assert row.verdict == "does not apply"
+        assert reason in row.reasons[0]
 
 
 def test_on_a_relu_resnet_no_theorem_of_optimisation_applies_and_the_reasons_are_there():
