@@ -244,7 +244,9 @@ def count_training_samples(trainer: Trainer) -> int | None:
     if whole_batches or not hasattr(loader.dataset, "__len__"):
         return None
     n = len(_candidates(loader))
-    if trainer.overfit_batches or isinstance(loader.sampler, SequentialSampler):  # then a limit leaves the same ones
+    if getattr(trainer, "overfit_batches", 0) or isinstance(
+        loader.sampler, SequentialSampler
+    ):  # then a limit leaves the same ones
         n = min(n, int(trainer.num_training_batches) * _batch_size(loader) * trainer.world_size)
     return n
 

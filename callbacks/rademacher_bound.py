@@ -153,8 +153,8 @@ class RademacherBound(DiagnosticCallback):
       that are measured after training; ``normtheory/generalization_bound_fixed_radii``: without that union, for norms
       that had been fixed before;
     * ``normtheory/population_loss_bound``: the bound + the loss of the probe, which stands for that of the training
-      set, and ``normtheory/generalization_bound_vacuous``: 1 if that is no less than the loss of a network whose outputs
-      are all zero, else 0; with BatchNorm, only where the run has validation data;
+      set, and ``normtheory/generalization_bound_vacuous``: 1 if that is no less than the loss of a network whose
+      outputs are all zero, else 0; with BatchNorm, only where the run has validation data;
     * where the run has validation data, ``normtheory/generalization_gap`` = validation loss − train loss, both of the
       same size of samples and with the loss of the training step, with ``…_train_loss`` and ``…_validation_loss``;
     * ``normtheory/seconds``: what the measurement cost.

@@ -146,7 +146,7 @@ def _shared(links: list[Link], head: Affine) -> str:
     for affine in (*(link.affine for link in links), head):
         for origin in (affine.origin, affine.bias_origin):
             for tensor in () if origin is None else origin.tensors:
-                memory = tensor.untyped_storage().data_ptr()
+                memory = tensor.data_ptr()
                 name, trained = used.get(memory, ("", False))
                 if memory in used and (trained or tensor.requires_grad):
                     return f"two layers share the parameters of {name!r}"
