@@ -115,7 +115,7 @@ class RademacherBoundDiagnostic(Diagnostic):
 
 def _prediction_loss(view: View) -> float | None:
     """The loss of the function that predicts, where that is the one that is trained."""
-    return None if batch_norm_layers(view.model) else view.loss
+    return None if batch_norm_layers(view.model) else view.mean_loss
 
 
 def _loss_of_zero(view: View) -> float:

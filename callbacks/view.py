@@ -30,7 +30,7 @@ from lightning_normtheory.known_losses import KnownLoss, as_targets, identify_lo
 from lightning_normtheory.layers import batch_norm_layers
 from lightning_normtheory.predictor_hessian import predictor_hessian
 from lightning_normtheory.recorded_forward import record_forward
-from lightning_normtheory.rsc import RSC, gradients_of
+from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
 from lightning_normtheory.sample_batches import SampleBatch, joined
 from lightning_normtheory.setting import Setting
 from lightning_normtheory.snapshot import Snapshot
@@ -108,19 +108,30 @@ class View:
         """R = ‖∇L‖²/L and ‖ḡ‖² of the probe."""
         parameters = trainable_parameters(self.model)
         metric = RSCMetric([p.numel() for p in parameters.values()]).to(self._sum_device)
+        alone = len(self._batches) == 1 and self.trainer.world_size == 1
         with self._measuring():
             for index, batch in enumerate(self._batches):
                 loss = self._loss_of(batch, index)
                 loss_gradients = gradients_of(loss, parameters)
                 output = self._predict_on(batch)
                 predictor_gradients = gradients_of(output.sum(), parameters)
-                if batch.counts:
+                if alone:  # nothing to add up
+                    value = float(loss.detach())
+                    result, self._cosine = rsc_of_one_batch(value, loss_gradients, output.numel(), predictor_gradients)
+                elif batch.counts:
                     metric.update(batch.samples, loss, loss_gradients, output.numel(), predictor_gradients)
+        if alone:
+            return result
         if not any(batch.counts for batch in self._batches):  # fewer batches than processes: take part with nothing
             metric.update(0, torch.zeros(()), [], 0, [])
         result = metric.compute()
         self._cosine = metric.cosine
         return result
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss of the probe, from what is there already."""
+        return self.rsc.loss if "rsc" in vars(self) else self.loss
 
     @property
     def training_samples(self) -> int | None:

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_normtheory.dots import dot
+
 __all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
 
 Product = Callable[[Tensor], Tensor]
@@ -16,7 +18,6 @@ Which = Literal["algebraic", "magnitude", "smallest"]
 # about what two of power iteration do.
 _AT_LEAST = 4
 _AT_LEAST_LANCZOS = 3
-_PIECE = 2**18
 
 
 class Pair(NamedTuple):
@@ -58,7 +59,7 @@ def power_iteration(
     last: tuple[Tensor, Tensor] | None = None  # the iterate before x, and H times it
     for products in range(1, max_products + 1):
         Hx = product(x)
-        value, size = _dot(x, Hx), float(Hx.norm())
+        value, size = dot(x, Hx), float(Hx.norm())
         scale = max(scale, size)
         residual = math.sqrt(max(size**2 - value**2, 0.0))
         ritz = _Ritz(value, (0.0, 1.0), residual, 0.0) if last is None else _ritz_of_plane(*last, x, Hx, which)
@@ -90,16 +91,16 @@ class _Ritz(NamedTuple):
 
 def _ritz_of_plane(x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, which: Which) -> _Ritz:
     """The leading Ritz pair of span{x, y}, two unit vectors, from inner products alone."""
-    c = _dot(x, y)
+    c = dot(x, y)
     s = math.sqrt(max(1 - c * c, 0.0))
-    yHy, HyHy = _dot(y, Hy), _dot(Hy, Hy)
+    yHy, HyHy = dot(y, Hy), dot(Hy, Hy)
     if s <= torch.finfo(x.dtype).eps ** 0.25:  # s² is a difference of numbers near one: one direction, up to rounding
         return _Ritz(yHy, (0.0, 1.0), math.sqrt(max(HyHy - yHy**2, 0.0)), 0.0)
-    xHx, yHx, xHy = _dot(x, Hx), _dot(y, Hx), _dot(x, Hy)
+    xHx, yHx, xHy = dot(x, Hx), dot(y, Hx), dot(x, Hy)
     # In the orthonormal basis x, e = (y − cx)/s: the columns of A take (x, y) to (x, e).
     A = torch.tensor([[1.0, -c / s], [0.0, 1 / s]], dtype=torch.float64)
     H = torch.tensor([[xHx, (xHy + yHx) / 2], [(xHy + yHx) / 2, yHy]], dtype=torch.float64)
-    HH = torch.tensor([[_dot(Hx, Hx), _dot(Hx, Hy)], [0.0, HyHy]], dtype=torch.float64)
+    HH = torch.tensor([[dot(Hx, Hx), dot(Hx, Hy)], [0.0, HyHy]], dtype=torch.float64)
     HH[1, 0] = HH[0, 1]
     values, vectors = torch.linalg.eigh(A.t() @ H @ A)
     index = int(_order(values, which)[0])
@@ -113,7 +114,7 @@ def _pair(ritz: _Ritz, x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, products: i
     a, b = ritz.coefficients
     vector, image = torch.add(a * x, y, alpha=b), torch.add(a * Hx, Hy, alpha=b)
     size = float(vector.norm())
-    value = _dot(vector, image) / size**2
+    value = dot(vector, image) / size**2
     residual = float(torch.add(image, vector, alpha=-value).norm()) / size
     return Pair(value, vector / size, residual, False, products, asymmetry)
 
@@ -250,14 +251,6 @@ def _small_enough(residual: float, value: float, scale: float, tol: float, like:
 
 
 def _without(start: Tensor, x: Tensor) -> Tensor:
-    rest = torch.add(start, x, alpha=-_dot(start, x))
+    rest = torch.add(start, x, alpha=-dot(start, x))
     size = float(rest.norm())
     return rest / size if size > 1e-3 else x
-
-
-def _dot(x: Tensor, y: Tensor) -> float:
-    # A BLAS dot of millions of float32 entries is off by 1e-5. In pieces that stay in the cache, a product and its sum
-    # in float64 take a third of the time that they take for the whole.
-    if x.device.type != "cpu":
-        return float((x * y).sum())
-    return float(sum((a * b).sum(dtype=torch.float64) for a, b in zip(x.split(_PIECE), y.split(_PIECE))))

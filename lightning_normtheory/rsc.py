@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_normtheory.dots import exact_dot
 from lightning_normtheory.graphs import refuse_reentrant_checkpoints
 from lightning_normtheory.inputs import count_samples, list_batches, require_graph, trainable_parameters
 from lightning_normtheory.untouched import untouched
 
-__all__ = ["RSC", "add_gradients", "gradients_of", "rsc_from_sums", "rsc_ratio", "zero_gradient"]
+__all__ = ["RSC", "add_gradients", "gradients_of", "rsc_from_sums", "rsc_of_one_batch", "rsc_ratio", "zero_gradient"]
 
 
 class RSC(NamedTuple):
@@ -112,6 +113,27 @@ def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: flo
     for part, gradient in zip(total.split(list(sizes)), gradients):
         if gradient is not None:
             part.add_(gradient.detach().reshape(-1).to(total.device), alpha=weight)
+
+
+def rsc_of_one_batch(
+    loss: float, loss_gradients: Sequence[Tensor | None], outputs: int, predictor_gradients: Sequence[Tensor | None]
+) -> tuple[RSC, float]:
+    """The result of a single batch, without a copy of its gradients, and the cosine of the angle between them.
+
+    Example:
+        >>> rsc_of_one_batch(2.0, [torch.tensor([3.0, 4.0])], 2, [torch.tensor([0.0, 2.0])])
+        (RSC(loss=2.0, grad_norm_sq=25.0, ratio=12.5, mean_predictor_grad_norm_sq=1.0), 0.8)
+    """
+    squares = [_sum_of_products(each, each) for each in (loss_gradients, predictor_gradients)]
+    norms = (squares[0] * squares[1]) ** 0.5
+    cosine = _sum_of_products(loss_gradients, predictor_gradients) / norms if norms > 0 else float("nan")
+    ratio = squares[0] / loss if loss != 0 else float("nan")
+    return RSC(loss, squares[0], ratio, squares[1] / outputs**2), cosine
+
+
+def _sum_of_products(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float:
+    pairs = [(a, b) for a, b in zip(first, second) if a is not None and b is not None]
+    return sum(exact_dot(a.detach().reshape(-1), b.detach().reshape(-1)) for a, b in pairs)
 
 
 def zero_gradient(parameters: dict[str, nn.Parameter]) -> Tensor:
