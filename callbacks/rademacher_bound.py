@@ -55,9 +55,10 @@ class RademacherBoundDiagnostic(Diagnostic):
             metrics[f"{_GAP}_validation_loss"] = gap.validation_loss
         bound = metrics.get(f"{_GAP}_bound")
         train = _prediction_loss(view) if gap is None else gap.train_loss
-        if bound is not None and train is not None:
-            metrics["population_loss_bound"] = train + bound
-            metrics[f"{_GAP}_bound_vacuous"] = float(not train + bound < _loss_of_zero(view))
+        if bound is not None:
+            if train is not None:
+                metrics["population_loss_bound"] = train + bound
+            metrics[f"{_GAP}_bound_vacuous"] = float(not (train or 0.0) + bound < _loss_of_zero(view))
         self.names = tuple(metrics)
         return metrics
 
@@ -152,9 +153,9 @@ class RademacherBound(DiagnosticCallback):
       expected loss exceeds that of the training set by no more; a union over a grid of radii makes it hold for norms
       that are measured after training; ``normtheory/generalization_bound_fixed_radii``: without that union, for norms
       that had been fixed before;
-    * ``normtheory/population_loss_bound``: the bound + the loss of the probe, which stands for that of the training
-      set, and ``normtheory/generalization_bound_vacuous``: 1 if that is no less than the loss of a network whose
-      outputs are all zero, else 0; with BatchNorm, only where the run has validation data;
+    * ``normtheory/population_loss_bound``: the bound + the loss of the probe, which stands for that of the training set
+      (with BatchNorm, only where the run has validation data), and ``normtheory/generalization_bound_vacuous``: 1 if
+      that is no less than the loss of a network whose outputs are all zero, else 0;
     * where the run has validation data, ``normtheory/generalization_gap`` = validation loss − train loss, both of the
       same size of samples and with the loss of the training step, with ``…_train_loss`` and ``…_validation_loss``;
     * ``normtheory/seconds``: what the measurement cost.

@@ -123,6 +123,7 @@ def test_works_without_arguments(callback, model):
         expected |= NTK_PARTS if has_parts else set()
         expected |= CERTIFICATE_PARTS if model == "wn mlp" and "certificate_rate_measured" in expected else set()
         expected |= {"batchnorm_epsilon"} if model == "resnet18" and callback is NormTheory else set()
+        expected -= {"population_loss_bound"} if model == "resnet18" else set()  # no validation data
         assert names - SOMETIMES == expected - SOMETIMES
         assert not any(math.isnan(value) for value in row.values())
         ordinary = {name: value for name, value in row.items() if not name.endswith(NEAR_ZERO)}
