@@ -20,9 +20,10 @@ from lightning_normtheory.callbacks import record
 from lightning_normtheory.callbacks.budget import TimeBudget
 from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.host import HostCallback
+from lightning_normtheory.callbacks.measured_function import BatchFunction, FailedElsewhereError
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.validation_probe import ValidationProbe
-from lightning_normtheory.callbacks.view import BatchFunction, FailedElsewhereError, View
+from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.layers import refuse_uninitialized
 from lightning_normtheory.snapshot import Snapshot
 
@@ -385,16 +386,8 @@ class DiagnosticCallback(HostCallback):
         return any(diagnostic.needs_probe for diagnostic in self._diagnostics)
 
     def _view(self, trainer: Trainer, pl_module: LightningModule) -> View:
-        return View(
-            trainer,
-            pl_module,
-            self.probe,
-            self.loss,
-            self.predict,
-            self.batch_stats,
-            self._validation_probe,
-            self._known,
-        )
+        arguments = (trainer, pl_module, self.probe, self.loss, self.predict, self.batch_stats)
+        return View(*arguments, validation=self._validation_probe, known=self._known)
 
 
 def _versions() -> Mapping[str, str]:

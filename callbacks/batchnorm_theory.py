@@ -12,8 +12,9 @@ from lightning_normtheory.batchnorm_form import BatchNormForm, BatchNormNetwork,
 from lightning_normtheory.batchnorm_margin import batchnorm_margin
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.layers import batch_norm_layers, public_name
 
 __all__ = ["BatchNormTheory"]

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.certificate import (
     Condition,
     Descent,

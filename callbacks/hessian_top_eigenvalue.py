@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.edge_of_stability import edges_of_stability
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian, Memory

@@ -7,12 +7,12 @@ from lightning_normtheory.callbacks.batchnorm_theory import BatchNormTheoryDiagn
 from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCertificateDiagnostic
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalueDiagnostic, hessian_settings
+from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
-from lightning_normtheory.callbacks.view import BatchFunction
 from lightning_normtheory.hessian import Memory
 from lightning_normtheory.tangent_kernel import Outputs
 from lightning_normtheory.top_eigenvalue import Method

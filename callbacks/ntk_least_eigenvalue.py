@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.infinite_width import DGMForm
 from lightning_normtheory.kernel_dynamics import kernel_change, label_alignment
 from lightning_normtheory.tangent_kernel import Outputs, TangentKernel

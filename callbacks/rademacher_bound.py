@@ -10,9 +10,10 @@ from torch import Tensor
 from lightning_normtheory.batchnorm_bounds import batchnorm_rademacher
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.validation_probe import Gap
-from lightning_normtheory.callbacks.view import BatchFunction, View
+from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.generalization import generalization_bound
 from lightning_normtheory.known_losses import KnownLoss
 from lightning_normtheory.layers import batch_norm_layers
