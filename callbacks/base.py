@@ -1,23 +1,18 @@
 """The base of every callback: schedule, probe, neutrality, logging, file, errors and state are done here once."""
 
-import difflib
-import inspect
 import math
-import platform
 import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import Any, ClassVar, Literal
 
-import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
-import lightning_normtheory
 from lightning_normtheory.callbacks import record
 from lightning_normtheory.callbacks.budget import TimeBudget
+from lightning_normtheory.callbacks.checks import check_arguments, check_training_step, refuse_unknown_arguments
 from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.host import HostCallback
 from lightning_normtheory.callbacks.measured_function import BatchFunction, FailedElsewhereError
@@ -54,14 +49,7 @@ class DiagnosticCallback(HostCallback):
     leaves_out: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "DiagnosticCallback":
-        parameters = inspect.signature(cls.__init__).parameters
-        known = list(parameters)[1:]
-        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        for name in kwargs:
-            if name not in known and not open_ended:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise TypeError(f"{cls.__name__} has no argument {name!r}.{hint} It takes {', '.join(known)}.")
+        refuse_unknown_arguments(cls, kwargs)
         return super().__new__(cls)
 
     def __init__(
@@ -77,19 +65,7 @@ class DiagnosticCallback(HostCallback):
         max_overhead: float | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(every_n_epochs, int) or every_n_epochs < 1:
-            raise ValueError(f"Expected every_n_epochs to be a positive integer, but got {every_n_epochs!r}.")
-        if batch_stats not in (None, True, False):
-            raise ValueError(f"Expected batch_stats to be True, False or None, but got {batch_stats!r}.")
-        if not prefix or "/" in prefix or "." in prefix:
-            raise ValueError(
-                f"Expected a prefix without slash or dot (dashboards group metrics by it), but got {prefix!r}."
-            )
-        if on_error not in ("warn", "raise"):
-            raise ValueError(f"Expected on_error to be 'warn' or 'raise', but got {on_error!r}.")
-        for name, function in (("loss", loss), ("predict", predict)):
-            if function is not None and not callable(function):
-                raise TypeError(f"Expected {name} to be a function of (module, batch), but got {function!r}.")
+        check_arguments(every_n_epochs, batch_stats, prefix, on_error, loss=loss, predict=predict)
         self.probe = probe if isinstance(probe, Probe) else Probe(probe)
         self.every_n_epochs = every_n_epochs
         self.loss = loss
@@ -142,7 +118,7 @@ class DiagnosticCallback(HostCallback):
         if self._needs_probe:
             refuse_uninitialized(pl_module)
             if self.loss is None and any(diagnostic.needs_loss for diagnostic in self._active):
-                self._check_training_step(pl_module)
+                check_training_step(pl_module, type(self).__name__)
         self._warn_of_namesakes(trainer)
         if trainer.world_size > 1:  # every process logs the same number already; there is nothing to sync
             warnings.filterwarnings("ignore", message=rf".*self\.log\('{re.escape(self.prefix)}[/_].*sync_dist")
@@ -159,18 +135,6 @@ class DiagnosticCallback(HostCallback):
                         f"{type(self).__name__} and {type(other).__name__} measure {self.prefix}/{min(shared)} with "
                         "different arguments, and their mean is logged. Give one of them another prefix=."
                     )
-
-    def _check_training_step(self, pl_module: LightningModule) -> None:
-        remedy = (
-            f"Pass {type(self).__name__}(loss=...), a function of the module and a batch that returns the mean loss."
-        )
-        if not pl_module.automatic_optimization:
-            raise ValueError(
-                f"Expected a training_step that returns the loss, but {type(pl_module).__name__} optimises manually: "
-                f"calling its training_step would train it. {remedy}"
-            )
-        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-            raise ValueError(f"Expected a training_step that takes a batch, but it takes dataloader_iter. {remedy}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._needs_probe:
@@ -318,22 +282,9 @@ class DiagnosticCallback(HostCallback):
         if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
+        notes = {name: note for diagnostic in self._active for name, note in diagnostic.notes().items()}
         try:
-            path = record.folder(trainer)
-            row = {
-                "epoch": trainer.current_epoch,
-                "step": trainer.global_step,
-                "time": time.time(),
-                "metrics": metrics,
-                "user_metrics": users,
-            }
-            header = {
-                "run": f"{path.parent.name}/{path.name}",
-                "versions": _versions(),
-                "settings": self.settings(),
-                **{name: note for diagnostic in self._active for name, note in diagnostic.notes().items()},
-            }
-            record.append(path / "normtheory.jsonl", header, row)
+            record.write(trainer, {"settings": self.settings(), **notes}, metrics, users)
         except OSError as error:
             self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
 
@@ -388,15 +339,6 @@ class DiagnosticCallback(HostCallback):
     def _view(self, trainer: Trainer, pl_module: LightningModule) -> View:
         arguments = (trainer, pl_module, self.probe, self.loss, self.predict, self.batch_stats)
         return View(*arguments, validation=self._validation_probe, known=self._known)
-
-
-def _versions() -> Mapping[str, str]:
-    return {
-        "lightning_normtheory": lightning_normtheory.__version__,
-        "torch": torch.__version__,
-        "lightning": version("pytorch-lightning"),
-        "python": platform.python_version(),
-    }
 
 
 def _function_name(function: BatchFunction | None, default: str) -> str:

@@ -3,14 +3,20 @@
 import json
 import math
 import os
+import platform
+import time
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from pytorch_lightning import Trainer
 
-__all__ = ["append", "folder", "read"]
+import lightning_normtheory
+
+__all__ = ["append", "folder", "read", "write"]
 
 SCHEMA = 1
 # Callbacks of one trainer write into one folder, also where there is no logger to name it.
@@ -31,6 +37,35 @@ def folder(trainer: Trainer) -> Path:
         taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdigit()]
         _unnamed[trainer] = parent / f"version_{max(taken, default=-1) + 1}"
     return _unnamed[trainer]
+
+
+def write(
+    trainer: Trainer, about: Mapping[str, Any], metrics: Mapping[str, float], user_metrics: Mapping[str, float]
+) -> None:
+    """Add the row of this epoch to the run's file. ``about`` goes into the header, with the run and the versions.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path = folder(trainer)
+    row = {
+        "epoch": trainer.current_epoch,
+        "step": trainer.global_step,
+        "time": time.time(),
+        "metrics": metrics,
+        "user_metrics": user_metrics,
+    }
+    header = {"run": f"{path.parent.name}/{path.name}", "versions": _versions(), **about}
+    append(path / "normtheory.jsonl", header, row)
+
+
+def _versions() -> Mapping[str, str]:
+    return {
+        "lightning_normtheory": lightning_normtheory.__version__,
+        "torch": torch.__version__,
+        "lightning": version("pytorch-lightning"),
+        "python": platform.python_version(),
+    }
 
 
 def append(path: Path, header: Mapping[str, Any], row: Mapping[str, Any]) -> None:

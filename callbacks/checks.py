@@ -1,0 +1,57 @@
+"""What is wrong with a set-up, said before anything runs."""
+
+import difflib
+import inspect
+from typing import Any
+
+from pytorch_lightning import LightningModule
+
+__all__ = ["check_arguments", "check_training_step", "refuse_unknown_arguments"]
+
+
+def refuse_unknown_arguments(cls: type, given: dict[str, Any]) -> None:
+    """
+    Raises:
+        TypeError: that names the nearest argument.
+    """
+    parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    known = list(parameters)[1:]
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in given:
+        if name not in known and not open_ended:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{cls.__name__} has no argument {name!r}.{hint} It takes {', '.join(known)}.")
+
+
+def check_arguments(every_n_epochs: Any, batch_stats: Any, prefix: str, on_error: str, **functions: Any) -> None:
+    """Those that all callbacks have.
+
+    Raises:
+        ValueError: or TypeError, with what was expected.
+    """
+    if not isinstance(every_n_epochs, int) or every_n_epochs < 1:
+        raise ValueError(f"Expected every_n_epochs to be a positive integer, but got {every_n_epochs!r}.")
+    if batch_stats not in (None, True, False):
+        raise ValueError(f"Expected batch_stats to be True, False or None, but got {batch_stats!r}.")
+    if not prefix or "/" in prefix or "." in prefix:
+        raise ValueError(
+            f"Expected a prefix without slash or dot (dashboards group metrics by it), but got {prefix!r}."
+        )
+    if on_error not in ("warn", "raise"):
+        raise ValueError(f"Expected on_error to be 'warn' or 'raise', but got {on_error!r}.")
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"Expected {name} to be a function of (module, batch), but got {function!r}.")
+
+
+def check_training_step(pl_module: LightningModule, callback: str) -> None:
+    """Whether the loss can be asked of it. ``callback`` is the name of the class that asks."""
+    remedy = f"Pass {callback}(loss=...), a function of the module and a batch that returns the mean loss."
+    if not pl_module.automatic_optimization:
+        raise ValueError(
+            f"Expected a training_step that returns the loss, but {type(pl_module).__name__} optimises manually: "
+            f"calling its training_step would train it. {remedy}"
+        )
+    if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+        raise ValueError(f"Expected a training_step that takes a batch, but it takes dataloader_iter. {remedy}")
