@@ -1,7 +1,7 @@
 """The constants of RSC's theorems against full Hessians, exact gradients and steps of gradient descent, in float64."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -12,76 +12,9 @@ from torch import Tensor
 
 from lightning_normtheory.rsc_constants import ntk_lower_bound, rsc_condition, rsc_constants, rsc_radii
 
-from paper_cases import ACTIVATIONS, ROUNDING, TINY, Activation, PaperNetwork, cosine, rand, unit
+from paper_cases import ACTIVATIONS, ROUNDING, SHIFTED, TINY, RSCCase, cosine, largest_hessian, rand, unit
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
-
-# Far from 0 at 0, and almost straight: what is printed for c_H does not see the first.
-SHIFTED = {"shifted": Activation(lambda z: 30 + 1000 * torch.sin(z / 1000), 0.001, 30.0)}
-
-
-@dataclass(frozen=True)
-class Case(PaperNetwork):
-    """A random network of the paper's form, samples of norm √d and targets."""
-
-    gamma: float  # ‖W_l‖₂/√m of every layer
-    rho1: float
-    v0_norm: float
-    aligned: bool  # v is v_0, stretched: then ‖v‖ = ‖v_0‖ + ρ₁
-    target_scale: float = 1.0
-
-    @property
-    def phi(self) -> Activation:
-        return {**ACTIVATIONS, **SHIFTED}[self.activation]
-
-    def predict(self, theta: Tensor, x: Tensor) -> Tensor:
-        *hidden, V = self.split(theta)
-        for W in hidden:
-            x = self.phi.function(x @ W.t() / math.sqrt(W.shape[1]))
-        return x @ V.t() / math.sqrt(self.width)
-
-    @property
-    def initial(self) -> list[Tensor]:
-        V = rand(self.outputs, self.width, seed=self.seed)
-        return [*map(torch.zeros_like, self.split(self.theta)[:-1]), self.v0_norm * V / V.norm(dim=1, keepdim=True)]
-
-    @property
-    def theta(self) -> Tensor:
-        hidden = [rand(*shape, seed=self.seed + 2 + number) for number, shape in enumerate(self.shapes[:-1])]
-        scale = self.gamma * math.sqrt(self.width)
-        hidden = [W * scale / torch.linalg.matrix_norm(W, 2) for W in hidden]
-        v0 = rand(self.outputs, self.width, seed=self.seed)
-        away = v0 if self.aligned else rand(self.outputs, self.width, seed=self.seed + 99)
-        V = self.v0_norm * v0 / v0.norm(dim=1, keepdim=True) + self.rho1 * away / away.norm(dim=1, keepdim=True)
-        return torch.cat([W.flatten() for W in [*hidden, V]])
-
-    @property
-    def data(self) -> tuple[Tensor, Tensor]:
-        x = rand(self.samples, self.inputs, seed=self.seed + 3)
-        y = self.target_scale * rand(self.samples, self.outputs, seed=self.seed + 4)
-        return x / x.norm(dim=1, keepdim=True) * math.sqrt(self.inputs), y
-
-    def mean_gradient(self, theta: Tensor) -> Tensor:
-        """ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i)."""
-        theta = theta.clone().requires_grad_()
-        return torch.autograd.grad(self.predict(theta, self.data[0]).mean(), theta)[0]
-
-    def constants(self, *thetas: Tensor, margin: float = 0.0, rho2: float = 0.0, kappa: float = 1.0):
-        """What holds on the segment between the points, and within ``margin`` of them."""
-        radii = [rsc_radii(self.split(theta), self.initial) for theta in thetas]
-        return rsc_constants(
-            depth=self.depth,
-            width=self.width,
-            gamma=max(each.gamma for each in radii) + margin / math.sqrt(self.width),
-            rho1=max(each.rho1 for each in radii) + margin,
-            rho2=rho2,
-            kappa=kappa,
-            beta_phi=self.phi.beta,
-            phi0=self.phi.phi0,
-            targets=self.data[1],
-            v0_norm=self.v0_norm,
-            inputs=self.inputs,
-        )
 
 
 def cases(**fixed):
@@ -99,23 +32,16 @@ def cases(**fixed):
         "aligned": st.booleans(),
         "target_scale": st.sampled_from([0.0, 1.0]),
     }
-    return st.builds(Case, **{**ranges, **fixed})
+    return st.builds(RSCCase, **{**ranges, **fixed})
 
 
-def largest_hessian(case: Case) -> float:
-    """√m‖∇²f_h(θ; x)‖₂ of the first sample, the largest over the outputs: what c_H bounds."""
-    x = case.data[0][:1]
-    hessians = torch.func.hessian(lambda t: case.predict(t, x)[0])(case.theta)
-    return math.sqrt(case.width) * float(torch.linalg.eigvalsh(hessians).abs().max())
-
-
-def largest_slope_in_x(case: Case) -> float:
+def largest_slope_in_x(case: RSCCase) -> float:
     theta, (x, _) = case.theta, case.data
     in_x = torch.func.vmap(torch.func.jacrev(lambda each: case.predict(theta, each[None])[0]))(x)
     return float(in_x.norm(dim=-1).max())
 
 
-def predictor_ratios(case: Case) -> dict[str, float]:
+def predictor_ratios(case: RSCCase) -> dict[str, float]:
     """What is measured, divided by its bound, the largest over outputs and samples."""
     theta, (x, _) = case.theta, case.data
     bounds = case.constants(theta)
@@ -149,7 +75,7 @@ def test_the_bounds_are_not_far_off():
     largest: dict[str, float] = {}
     for seed in range(40):
         for gamma, activation in ((0.1, "sin"), (1.0, "sin"), (0.3, "cos")):
-            case = Case(seed, 1 + seed % 2, 1 + seed % 3, 1, 1, 1, activation, gamma, 0.0, 1.0, True)
+            case = RSCCase(seed, 1 + seed % 2, 1 + seed % 3, 1, 1, 1, activation, gamma, 0.0, 1.0, True)
             for name, ratio in predictor_ratios(case).items():
                 largest[name] = max(ratio, largest.get(name, 0.0))
     assert min(largest[name] for name in ("hessian", "loss")) > 0.3
@@ -181,20 +107,20 @@ def test_smoothness_and_restricted_strong_convexity(case, mix, length):
 
 def test_smoothness_needs_the_number_of_outputs():
     """One unit with a small γ: ∇f_h is almost the same for all k outputs, and β/k is no bound of ‖∇²L‖₂."""
-    case = Case(0, 1, 1, 1, 3, 1, "tanh", 0.05, 4.0, 1.0, True, target_scale=0.0)
+    case = RSCCase(0, 1, 1, 1, 3, 1, "tanh", 0.05, 4.0, 1.0, True, target_scale=0.0)
     hessian = torch.func.hessian(case_loss(case))(case.theta)
     measured = float(torch.linalg.eigvalsh(hessian).abs().max())
     beta = case.constants(case.theta).beta
     assert 2.5 * beta / case.outputs < measured <= beta
 
 
-def case_loss(case: Case):
+def case_loss(case: RSCCase):
     """L as a function that draws nothing at random when it is called."""
     x, y = case.data
     return lambda theta: (case.predict(theta, x) - y).square().sum() / len(x)
 
 
-def step_of_gradient_descent(case: Case, theta: Tensor, omega: float, stretch: float = 1.0):
+def step_of_gradient_descent(case: RSCCase, theta: Tensor, omega: float, stretch: float = 1.0):
     """θ⁺ = θ − (ω/β)∇L, with constants that hold on the way: β grows with γ and ρ₁, so that a step which is not longer
     than the one for the smallest of both stays within that length; ``stretch`` makes the ball larger than that."""
     loss, gradient = case.value_and_gradient(theta)
@@ -212,7 +138,7 @@ def test_a_step_of_gradient_descent_reduces_the_loss(case, omega):
     assert float(case.loss(after)) <= loss - promised + 1e-13 * (1 + loss)
 
 
-def decreases(case: Case, omega: float, stretch: float) -> list[tuple[float, float]]:
+def decreases(case: RSCCase, omega: float, stretch: float) -> list[tuple[float, float]]:
     """For two lines of B_t, along ḡ (κ = 1) and along ∇L (κ = the cosine), where α > 0: the decrease of the loss that
     Theorem 5.3 promises, and the one that is measured.
 
@@ -265,72 +191,15 @@ def test_the_rate_of_theorem_5_3(case, omega, stretch):
 
 
 def test_the_rate_is_tested_where_the_condition_holds():
-    tanh = Case(0, 1, 400, 1, 1, 1, "tanh", 1.0, 0.0, 1.0, True, 0.3)
-    softplus = Case(1, 2, 300, 3, 1, 3, "softplus", 0.05, 0.0, 1.0, True, 0.3)
-    two_outputs = Case(1, 1, 300, 3, 2, 3, "cos", 0.05, 0.0, 1.0, True, 0.3)
+    tanh = RSCCase(0, 1, 400, 1, 1, 1, "tanh", 1.0, 0.0, 1.0, True, 0.3)
+    softplus = RSCCase(1, 2, 300, 3, 1, 3, "softplus", 0.05, 0.0, 1.0, True, 0.3)
+    two_outputs = RSCCase(1, 1, 300, 3, 2, 3, "cos", 0.05, 0.0, 1.0, True, 0.3)
     one_output = replace(two_outputs, outputs=1)
     expected = {tanh: 2, softplus: 2, two_outputs: 1, one_output: 2}  # lines on which α > 0
     pairs = {case: decreases(case, 1.0, 1.0) for case in expected}
     assert {case: len(found) for case, found in pairs.items()} == expected
     ratios = [promised / measured for found in pairs.values() for promised, measured in found]
     assert 0.4 < max(ratios) <= 1
-
-
-# --- what is printed --------------------------------------------------------------------------------------------------
-
-
-def printed_layer_norm(layer: int, gamma: float, phi0: float) -> float:
-    return gamma ** (layer - 1) + abs(phi0) * sum(gamma ** (i - 1) for i in range(1, layer))
-
-
-def printed_c_H(case: Case) -> float:
-    """Eqs. (6)–(7), where the maximum over no pair of layers counts as 0."""
-    L, gamma, s, beta = case.depth, case.gamma, case.v0_norm + case.rho1, case.phi.beta
-    h = {layer: printed_layer_norm(layer, gamma, case.phi.phi0) for layer in range(1, L + 1)}
-    terms = [0.0]
-    for p in range(1, L + 1):
-        for q in range(p + 1, L + 1):
-            mixed = h[p] * (beta / 2 * (gamma**2 + h[q] ** 2) + 1)
-            terms += [beta * h[p] ** 2, mixed, beta * gamma**2 * h[p] * h[q]]
-    outer = max(gamma ** (L - layer) for layer in h)
-    first = 2 * L * (L**2 * gamma ** (2 * L) + L * gamma**L + 1) * s * max(terms) * outer
-    return first + 2 * L * gamma**L * max(h.values())
-
-
-@pytest.mark.parametrize(
-    ("case", "factor"),
-    [
-        # No pair of layers: what is left is 2γ, while the derivative in W and v does not fall with γ.
-        (Case(0, 1, 4, 1, 1, 1, "sin", 0.02, 0.0, 1.0, True), 20),
-        # γ^L in front of h(2) ≥ |φ(0)|, where the derivative in W_2 and v passes through no further layer.
-        (Case(0, 2, 4, 2, 1, 1, "shifted", 0.02, 0.0, 1.0, True), 2),
-    ],
-    ids=["one layer", "two layers"],
-)
-def test_equations_6_and_7_are_violated(case, factor):
-    measured = largest_hessian(case)
-    assert measured > factor * printed_c_H(case)
-    assert measured <= case.constants(case.theta).c_H
-
-
-def test_the_loss_bound_of_lemma_4_2_is_violated_as_printed():
-    """g(γ) = γ^L + |φ(0)|Σ_{i≤L} γ^i: for small γ the units are near φ(0) ≠ 0, and so is f near s|φ(0)|."""
-    case = Case(0, 1, 1, 1, 1, 1, "cos", 0.02, 0.0, 1.0, True, target_scale=0.0)
-    loss = float(case.loss(case.theta))
-    g = case.gamma**case.depth + case.phi.phi0 * sum(case.gamma**i for i in range(1, case.depth + 1))
-    assert loss > 300 * 2 * case.v0_norm**2 * g**2
-    assert loss <= case.constants(case.theta).c_rho
-
-
-def test_the_gradient_in_x_of_equation_9_is_violated_as_printed():
-    """γ^L(1 + ρ₁)/√m, where the inputs are fewer than the units."""
-    case = Case(0, 1, 64, 1, 1, 1, "sin", 0.05, 0.0, 1.0, True)
-    W, _ = case.split(case.theta)
-    aligned = torch.cat([W.flatten(), W.flatten() / W.norm()])  # v along the only column of W, ‖v‖ = 1
-    slope = torch.func.jacrev(lambda x: case.predict(aligned, x[None])[0, 0])(torch.ones(1, dtype=torch.float64))
-    measured = float(slope.norm())
-    assert measured > 7.9 * case.gamma**case.depth / math.sqrt(case.width)
-    assert measured <= case.constants(case.theta).lipschitz * ROUNDING
 
 
 # --- the formulas -----------------------------------------------------------------------------------------------------
@@ -449,7 +318,7 @@ def test_what_the_tangent_kernel_guarantees(case):
 
 def test_the_converse_is_false():
     """The same sample twice: λ_min = 0, and the condition of RSC can hold all the same."""
-    case = Case(0, 1, 400, 1, 1, 1, "tanh", 1.0, 0.0, 1.0, True, 0.3)
+    case = RSCCase(0, 1, 400, 1, 1, 1, "tanh", 1.0, 0.0, 1.0, True, 0.3)
     theta = case.theta
     gradient = case.mean_gradient(theta)
     K = torch.stack([gradient, gradient]) @ torch.stack([gradient, gradient]).t()

@@ -1,7 +1,7 @@
 """The constants of WN's theorems against full Hessians, exact gradients and steps of gradient descent, in float64."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -14,58 +14,17 @@ from torch.nn.utils.parametrizations import weight_norm
 from lightning_normtheory import min_weight_norm, predictor_hessian_norm, rsc_ratio
 from lightning_normtheory.weightnorm_constants import mean_square, weightnorm_constants
 
-from paper_cases import ACTIVATIONS, ROUNDING, TINY, PaperNetwork, cosine, rand, unit
+from paper_cases import (
+    ACTIVATIONS,
+    ROUNDING,
+    TINY,
+    WeightNormCase,
+    cosine,
+    rand,
+    unit,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
-
-
-@dataclass(frozen=True)
-class Case(PaperNetwork):
-    """A random network of the paper's form, samples of unit norm and targets."""
-
-    log_scale: float  # of the weight vectors
-    rho1: float
-    v0_norm: float
-    aligned: bool  # v is v_0, stretched: then ‖v‖ = ‖v_0‖ + ρ₁
-
-    def predict(self, theta: Tensor, x: Tensor) -> Tensor:
-        *hidden, V = self.split(theta)
-        for W in hidden:
-            unit = W / W.norm(dim=1, keepdim=True)
-            x = ACTIVATIONS[self.activation].function(x @ unit.t() / math.sqrt(self.width))
-        return x @ V.t()
-
-    @property
-    def v0(self) -> Tensor:
-        V = rand(self.outputs, self.width, seed=self.seed)
-        return self.v0_norm * V / V.norm(dim=1, keepdim=True)
-
-    @property
-    def theta(self) -> Tensor:
-        scales = [10**self.log_scale * (1 + rand(m, 1, seed=self.seed + 1).abs()) for m, _ in self.shapes[:-1]]
-        hidden = [rand(*shape, seed=self.seed + 2 + l) for l, shape in enumerate(self.shapes[:-1])]  # noqa: E741
-        away = self.v0 if self.aligned else rand(self.outputs, self.width, seed=self.seed + 99)
-        V = self.v0 + self.rho1 * away / away.norm(dim=1, keepdim=True)
-        rows = [W / W.norm(dim=1, keepdim=True) * scale for W, scale in zip(hidden, scales)]
-        return torch.cat([W.flatten() for W in [*rows, V]])
-
-    @property
-    def data(self) -> tuple[Tensor, Tensor]:
-        x = rand(self.samples, self.inputs, seed=self.seed + 3)
-        return x / x.norm(dim=1, keepdim=True), rand(self.samples, self.outputs, seed=self.seed + 4)
-
-    def w_min(self, theta: Tensor) -> float:
-        return min(float(W.norm(dim=1).min()) for W in self.split(theta)[:-1])
-
-    def away(self, theta: Tensor) -> float:
-        """The largest ‖v_h − v_h(0)‖."""
-        return float((self.split(theta)[-1] - self.v0).norm(dim=1).max())
-
-    def constants(self, theta: Tensor, **more):
-        activation = ACTIVATIONS[self.activation]
-        at = {"w_min": self.w_min(theta), "rho1": self.away(theta), "v0_norm": self.v0_norm, **more}
-        shape = {"depth": self.depth, "width": self.width, "targets": self.data[1]}
-        return weightnorm_constants(**shape, beta_phi=activation.beta, phi0=activation.phi0, **at)
 
 
 def cases(**fixed):
@@ -82,10 +41,10 @@ def cases(**fixed):
         "v0_norm": st.sampled_from([1.0, 0.3, 2.0]),
         "aligned": st.booleans(),
     }
-    return st.builds(Case, **{**ranges, **fixed})
+    return st.builds(WeightNormCase, **{**ranges, **fixed})
 
 
-def predictor_ratios(case: Case) -> dict[str, float]:
+def predictor_ratios(case: WeightNormCase) -> dict[str, float]:
     """What is measured, divided by its bound, the largest over samples and outputs; the Hessian's is of one sample."""
     theta, (x, _) = case.theta, case.data
     bounds = case.constants(theta)
@@ -126,7 +85,7 @@ def test_measured_quantities_are_below_their_bounds(case):
 
 def test_the_bounds_are_not_far_off():
     """A constant that is wrong by a large factor on the safe side would be below every bound, too."""
-    close = Case(0, 1, 1, 2, 1, 1, "tanh", 0.0, 0.0, 1.0, True)
+    close = WeightNormCase(0, 1, 1, 2, 1, 1, "tanh", 0.0, 0.0, 1.0, True)
     largest: dict[str, float] = {}
     for seed in range(60):
         for each in (replace(close, seed=seed), replace(close, seed=seed, log_scale=-1.0, activation="cos")):
@@ -140,7 +99,7 @@ def test_the_bounds_are_not_far_off():
 # --- the loss along segments ------------------------------------------------------------------------------------------
 
 
-def second_order(case: Case, theta: Tensor, other: Tensor) -> tuple[float, float]:
+def second_order(case: WeightNormCase, theta: Tensor, other: Tensor) -> tuple[float, float]:
     """(L(θ') − L(θ) − ⟨θ' − θ, ∇L(θ)⟩)/(½‖θ' − θ‖²), and what rounding can add to it."""
     loss, gradient = case.value_and_gradient(theta)
     delta, after = other - theta, float(case.loss(other))
@@ -173,7 +132,7 @@ def test_smoothness_and_restricted_strong_convexity(case, mix, length):
     assert c.alpha < c.beta
 
 
-def step_of_gradient_descent(case: Case, theta: Tensor, omega: float, stretch: float = 1.0):
+def step_of_gradient_descent(case: WeightNormCase, theta: Tensor, omega: float, stretch: float = 1.0):
     """θ⁺ = θ − (ω/β)∇L, with constants that hold on the way: β grows with ρ₁, so that a step which is not longer than
     the one for the smallest ρ₁ keeps v within ρ₁ + its length; ``stretch`` makes the ball larger than that."""
     loss, gradient = case.value_and_gradient(theta)
@@ -194,7 +153,7 @@ def test_a_step_of_gradient_descent_reduces_the_loss(case, omega):
     assert float(case.loss(after)) <= loss - promised + 1e-13 * (1 + loss)
 
 
-def smallest_on_the_line(case: Case, theta: Tensor, direction: Tensor, radius: float) -> float:
+def smallest_on_the_line(case: WeightNormCase, theta: Tensor, direction: Tensor, radius: float) -> float:
     """The smallest loss found at distances up to ``radius`` on both sides of θ."""
     at = torch.linspace(-radius, radius, 101, dtype=torch.float64)
     return min(float(case.loss(theta + t * unit(direction))) for t in at)
@@ -236,7 +195,7 @@ def test_the_rate_of_theorem_5_1(case, omega, stretch, kappa):
 
 def test_the_rate_is_tested_where_alpha_is_positive():
     """One sample, long weight vectors: α > 0 all along the way."""
-    case = Case(3, 2, 8, 3, 1, 1, "tanh", 6.0, 0.0, 1.0, True)
+    case = WeightNormCase(3, 2, 8, 3, 1, 1, "tanh", 6.0, 0.0, 1.0, True)
     theta = case.theta
     start = float(case.loss(theta))
     for _ in range(60):
@@ -251,72 +210,12 @@ def test_the_rate_is_tested_where_alpha_is_positive():
 
 def test_shorter_weight_vectors_need_a_smaller_w_min():
     """At θ' with rows a hundredth as long the bound for w_min(θ) does not hold: within ρ₂ it has to be w_min − ρ₂."""
-    case = Case(0, 2, 4, 3, 1, 1, "tanh", 0.0, 0.0, 1.0, True)
+    case = WeightNormCase(0, 2, 4, 3, 1, 1, "tanh", 0.0, 0.0, 1.0, True)
     theta, x = case.theta, case.data[0]
     shorter = torch.cat([part.flatten() * factor for part, factor in zip(case.split(theta), (0.01, 0.01, 1.0))])
     hessian = torch.func.hessian(lambda t: case.predict(t, x)[0, 0])(shorter)
     measured = float(torch.linalg.eigvalsh(hessian).abs().max())
     assert case.constants(theta).hessian < measured <= case.constants(shorter).hessian
-
-
-# --- what is printed --------------------------------------------------------------------------------------------------
-
-
-def printed_hessian_bound(case: Case, theta: Tensor, *, s: float) -> float:
-    """Theorem 4.1 as eqs. (21), (22), (36), (37) have it; ``s``: the factor of the first term, 1 in eq. (36)."""
-    phi = ACTIVATIONS[case.activation]
-    m, w, beta, true_s = case.width, case.w_min(theta), phi.beta, case.v0_norm + case.away(theta)
-    a = {layer: 1 / math.sqrt(m) + (layer - 1) * abs(phi.phi0) for layer in range(1, case.depth + 1)}
-    total = 2 * sum(2 * a[layer] / w for layer in a)
-    for p in a:
-        total += s * 2 * (2 * beta * a[p] + 3) * a[p] / w**2
-        for q in range(p + 1, case.depth + 1):
-            between = (2 * a[p] / w) * 2 * (beta * a[q] + 1) / w
-            total += 2 * true_s * (between + (2 * a[p] / w) * (2 * a[q] / w) * (case.depth - q) * beta)
-    return total
-
-
-def test_equation_36_needs_the_norm_of_the_output_vector():
-    """One hidden layer and ‖v‖ = 100: the Hessian in W grows with ‖v‖, the printed bound does not."""
-    case = Case(0, 1, 1, 2, 1, 3, "tanh", 0.0, 99.0, 1.0, True)
-    theta, (x, _) = case.theta, case.data
-    hessians = torch.func.hessian(lambda t: case.predict(t, x).flatten())(theta)
-    measured = float(torch.linalg.eigvalsh(hessians).abs().max())
-    assert measured > 8 * printed_hessian_bound(case, theta, s=1.0)
-    assert measured <= case.constants(theta).hessian
-
-
-EPSILON, STEEP, DEEP = 0.04, 50.0, 860
-
-
-def bent(z: Tensor) -> Tensor:
-    """φ(0) = 0, φ'(0) = cos ε, φ''(0) = −β sin ε, |φ'| ≤ 1, |φ''| ≤ β."""
-    return (torch.sin(STEEP * z + EPSILON) - math.sin(EPSILON)) / STEEP
-
-
-def test_equation_22_lacks_the_layers_behind_a_block():
-    """The block l₁ = l₂ = 1 of a deep network of width 1, f = φ(φ(…φ(cos ϑ))) at ϑ = 90°.
-
-    All layers are at 0, with slope c = cos ε and curvature β sin ε: together they have Σ_j c^{L+j−2} β sin ε, which is
-    about β/(2ε) for L = 2 ln 2/ε², while the printed term is 2(2β + 3). In the sum over all blocks the missing terms
-    are fewer than those of l₁ < l₂, so that this does not violate Theorem 4.1 itself; its proof has the gap.
-    """
-
-    def predict(W: Tensor) -> Tensor:
-        z = bent(W[0] / W.norm())
-        for _ in range(DEEP - 1):
-            z = bent(z)  # a single weight that is divided by its norm
-        return z
-
-    W = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    hessian = torch.func.hessian(predict)(W)
-    c = math.cos(EPSILON)
-    exact = STEEP * math.sin(EPSILON) * c ** (DEEP - 1) * (1 - c**DEEP) / (1 - c)
-    assert float(hessian[0, 0]) == pytest.approx(-exact, rel=1e-9)
-    measured = float(torch.linalg.matrix_norm(hessian, 2))
-    printed = 2 * (2 * STEEP + 3)
-    assert measured > 2.5 * printed
-    assert measured <= printed + 4 * (DEEP - 1) * STEEP
 
 
 # --- the formulas -----------------------------------------------------------------------------------------------------
@@ -436,7 +335,7 @@ def test_arguments_are_checked(wrong, message):
 
 def test_the_network_in_pytorch():
     """Linear layers under WeightNorm without bias, lengths frozen at 1/√m: the measured quantities of this package."""
-    case = Case(0, 2, 5, 3, 2, 4, "tanh", 0.0, 0.5, 1.0, False)
+    case = WeightNormCase(0, 2, 5, 3, 2, 4, "tanh", 0.0, 0.5, 1.0, False)
     theta, (x, y) = case.theta, case.data
     layers: list[nn.Module] = []
     for W in case.split(theta)[:-1]:
