@@ -1,126 +1,246 @@
-"""The command ``normtheory``."""
+"""The command ``normtheory``.
+
+Options of a recipe are Lightning's, hence jsonargparse's, to read (`recipe_cli`). That takes seconds to import, and its
+parser needs the recipe's file before any option; jsonargparse, unlike argparse, also refuses to leave options that it
+does not know to others. So argparse stands in front: it finds the command, the recipe's name, and what belongs to the
+command itself, and hands on the rest.
+"""
 
 import argparse
-import io
-import os
+import contextlib
+import re
 import sys
-import warnings
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lightning_normtheory import __version__
-from lightning_normtheory.recipes import registry
+from lightning_normtheory.recipes import grid, lifeline, registry
+from lightning_normtheory.recipes.option_errors import OptionError
+from lightning_normtheory.recipes.suggestions import did_you_mean
 
 __all__ = ["main"]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit code is 0 if all went well.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 0 if all went well, 2 if it was not understood.
 
     Example:
-        >>> main(["list"])
-        quickstart  A WeightNorm tanh network on the Fashion-MNIST images that come with this packag...
-        0
+        >>> main(["run", "quikstart"])
+        2
     """
     parser = argparse.ArgumentParser(
-        "normtheory", description="Training recipes with diagnostics of normalised networks."
+        "normtheory",
+        description="Training recipes with diagnostics of normalised networks.",
+        epilog="normtheory list: the recipes. normtheory run NAME: train one. "
+        "normtheory sweep NAME: train one at every point of a grid, and draw the figure.",
     )
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="the recipes")
-    # Options behind the name belong to Lightning, --help among them.
-    run = commands.add_parser("run", help="train a recipe", add_help=False)
-    run.add_argument("name", nargs="?", help="of the recipe; then any option of it, for example --trainer.max_epochs 5")
-    known, options = parser.parse_known_args(arguments)
-    if known.command == "run":
-        if known.name is None and {"-h", "--help"} & set(options):
-            run.print_help()
-            return 0
-        if known.name is None:
-            run.error(f"expected the name of a recipe: {', '.join(registry.names())}")
-        return _run(known.name, options)
-    if options:
-        parser.error(f"unrecognized arguments: {' '.join(options)}")
-    for name in registry.names():
-        print(f"{name}  {_shorten(registry.description(name), 84)}")
-    return 0
+    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("command", type=_command, metavar=f"{{{','.join(_COMMANDS)}}}")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the command: normtheory run --help")
+    known = parser.parse_args(arguments)
+    return _COMMANDS[known.command](known.arguments)
 
 
-def _run(name: str, options: list[str]) -> int:
-    try:
-        config = registry.config_path(name)
-    except ValueError as error:
-        print(f"normtheory: {error}", file=sys.stderr)
-        return 2
-    # Nobody is asked for an account. WandbLogger(offline=True) would decide this for the whole process, whatever the
-    # user's environment says.
-    os.environ.setdefault("WANDB_MODE", "offline")
-    trainer = _fit(config, options)
-    if trainer.is_global_zero:
-        _report(trainer)
-    return 0
+def _command(word: str) -> str:
+    if word not in _COMMANDS:
+        raise argparse.ArgumentTypeError(f"there is no command {word!r}.{did_you_mean(word, _COMMANDS)}")
+    return word
 
 
-def _fit(config: Path, options: list[str]) -> Any:
-    # Seconds to import: not for `normtheory list`.
-    from pytorch_lightning.cli import LightningCLI, SaveConfigCallback
+def _version() -> str:
+    from lightning_normtheory import __version__
 
-    from lightning_normtheory.callbacks import record
-
-    class SaveConfig(SaveConfigCallback):
-        """Beside the run's other files; the original writes to trainer.log_dir, which is "." for W&B."""
-
-        def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            folder = record.folder(trainer)
-            folder.mkdir(parents=True, exist_ok=True)
-            self.parser.save(self.config, str(folder / "config.yaml"), overwrite=True, multifile=False)
-
-    class RecipeCLI(LightningCLI):
-        def add_arguments_to_parser(self, parser: Any) -> None:
-            parser.add_argument("--ckpt_path", type=str | None, default=None, help="Resume from this checkpoint.")
-
-        def before_instantiate_classes(self) -> None:
-            # Older WandbLoggers write to a temporary folder if theirs does not exist.
-            folder = getattr(getattr(self.config.trainer.logger, "init_args", None), "save_dir", None)
-            if folder:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-
-    # sys.argv stays as it is, since Lightning starts further processes with it.
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-    cli = RecipeCLI(
-        run=False,
-        args=["--config", str(config), *options],
-        save_config_callback=SaveConfig,
-        save_config_kwargs={"save_to_log_dir": False},
-        parser_kwargs={"prog": f"normtheory run {config.stem}"},
-    )
-    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.config.ckpt_path)
-    return cli.trainer
+    return __version__
 
 
-def _report(trainer: Any) -> None:
+# -- list --------------------------------------------------------------------------------------------------------------
+
+
+def _list(arguments: Sequence[str]) -> int:
+    argparse.ArgumentParser("normtheory list", description="The recipes.").parse_args(arguments)
     from rich.console import Console
 
-    from lightning_normtheory.callbacks import record
-    from lightning_normtheory.recipes.summary import bound_table, epoch_table, theorems
-
-    wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:
-        wandb.finish()  # Lightning leaves it open
-    path = record.folder(trainer) / "normtheory.jsonl"
-    if path.exists():
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal without ‖ still gets its table
-        console = Console()
-        console.print(epoch_table(path))
-        for part in (bound_table(path), theorems(path)):
-            if part:
-                console.print(part, soft_wrap=isinstance(part, str), highlight=False)
-        console.print(f"Every number of this run: {path}", soft_wrap=True)
+    console = Console()
+    console.print(_table(console.width), highlight=False)
+    return 0
 
 
-def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+def _table(width: int) -> Any:
+    """A column each on a wide terminal; on others the last ones are one, or they would be narrow towers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    columns = 5 if width >= 140 else 3 if width >= 60 else 1
+    header = ["recipe", "time", "paper", "data", "description"]
+    table = Table(*header[: columns - 1], ", ".join(header[columns - 1 :]), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.leading = 1
+    for i, column in enumerate(table.columns):
+        column.overflow = "fold"
+        column.no_wrap = i < min(2, columns - 1)  # names and times
+    for name in registry.names():
+        recipe = registry.recipe(name)
+        sentence = _first_sentence(registry.description(name))
+        cells = [escape(text) for text in (name, recipe.time, recipe.paper, recipe.data, sentence)]
+        table.add_row(*cells[: columns - 1], "\n".join(cells[columns - 1 :]))
+    return table
+
+
+def _first_sentence(text: str) -> str:
+    """
+    Example:
+        >>> _first_sentence("A network of width 2.5 k. It learns.")
+        'A network of width 2.5 k.'
+    """
+    return re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
+
+
+# -- run ---------------------------------------------------------------------------------------------------------------
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "normtheory run",
+        usage="normtheory run NAME [any option of Lightning's command line]",
+        description="Train a recipe, print what was measured, and draw its figure.",
+        epilog="normtheory run NAME --help: every option. For example: --trainer.max_epochs 5 --model.width 1024",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    # With a name, --help is an option like others: Lightning's.
+    parser.add_argument("-h", "--help", action=_Option, nargs=0, help=argparse.SUPPRESS)
+    known = _parse(parser, arguments)
+    if known.name is None and "--help" in known.options:
+        parser.print_help()
+        return 0
+    _demand_name(parser, known.name)
+    try:
+        registry.config_path(known.name)
+    except ValueError as error:
+        return _refuse(error)
+    lifeline.watch()
+    from lightning_normtheory.recipes.recipe_cli import fit  # seconds to import
+
+    try:
+        fit(known.name, known.options)
+    except OptionError as error:
+        return _refuse(error, known.name)
+    return 0
+
+
+# -- sweep -------------------------------------------------------------------------------------------------------------
+
+
+def _sweep(arguments: Sequence[str]) -> int:
+    parser = _sweep_parser()
+    known = _parse(parser, arguments)
+    # --grid takes every word that follows it, the name too.
+    words = [item for item in known.grid if "=" not in item]
+    if known.name is None and len(words) == 1:
+        known.name = words[0]
+        known.grid.remove(words[0])
+    _demand_name(parser, known.name)
+    if known.wandb_file and (known.jobs or known.output):
+        parser.error("--wandb-file only writes that file, so --jobs and --output say nothing: leave them out")
+    try:
+        values = grid.parse(known.grid)
+        _check_grid(known.name, values, known.seeds, known.options)
+        if known.wandb_file:
+            return _write_wandb(known, values)
+    except OptionError as error:
+        return _refuse(error, known.name)
+    except ValueError as error:
+        return _refuse(error)
+    from lightning_normtheory.recipes.sweep import sweep
+
+    output = known.output or "normtheory_runs"
+    jobs = 1 if known.jobs is None else known.jobs
+    return sweep(known.name, values, known.seeds, jobs, known.options, output)
+
+
+def _sweep_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "normtheory sweep",
+        usage="normtheory sweep NAME [--grid OPTION=VALUE,VALUE ...] [--seeds N] [--jobs J] [--output DIR]\n"
+        "                        [--wandb-file FILE] [any option of normtheory run]",
+        description="Train a recipe at every point of a grid, and draw its figure of all runs.",
+        epilog="For example: normtheory sweep quickstart --grid model.width=64,256 model.depth=1,2 --seeds 3",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--grid", nargs="+", action="extend", default=[], metavar="OPTION=VALUE,VALUE", help="default: the recipe's")
+    add("--seeds", type=int, metavar="N", help="run each point with the seeds 0 to N-1; default: as the recipe says")
+    add("--jobs", type=int, metavar="J", help="so many runs at a time; default: 1")
+    add("--output", metavar="DIR", help="the folder of all runs; default: normtheory_runs")
+    add("--wandb-file", metavar="FILE", help="run nothing, but write the grid as a sweep of W&B into this file")
+    return parser
+
+
+def _check_grid(name: str, values: Mapping[str, Sequence[str]], seeds: int | None, options: Sequence[str]) -> None:
+    """Read every value of a grid as a run would: nobody wants to hear of a misspelt one after hours.
+
+    Raises:
+        ValueError: if one is refused.
+    """
+    values, _ = grid.complete(registry.recipe(name), values, seeds, options)
+    from lightning_normtheory.recipes.recipe_cli import check_options
+
+    for i in range(max((len(those) for those in values.values()), default=1)):
+        point = [f"--{option}={those[i % len(those)]}" for option, those in values.items()]
+        check_options(name, [*options, *point], own=("--grid", "--seeds", "--jobs", "--output", "--wandb-file"))
+
+
+def _write_wandb(known: argparse.Namespace, values: Mapping[str, Sequence[str]]) -> int:
+    from lightning_normtheory.recipes import wandb_sweep
+
+    wandb_sweep.write(known.wandb_file, known.name, values, known.seeds, known.options)
+    print(f"Now: wandb sweep {known.wandb_file}")
+    return 0
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+class _Option(argparse.Action):
+    """Keeps an option of the recipe as it came."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        option = self.option_strings[-1]  # the long one
+        namespace.options = [*namespace.options, f"{option}={values}" if isinstance(values, str) else option]
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """The parser's own arguments, ``name``, and ``options``: all others, each with its value in one word.
+
+    Which options there are, only the recipe knows. But all take one value, save those that print and exit; told so,
+    argparse can tell the name from a value wherever it stands.
+    """
+    parser.set_defaults(options=[])
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of the recipe: one of normtheory list")
+    parser.add_argument("-c", "--config", action=_Option, help=argparse.SUPPRESS)
+    for word in arguments:
+        option, equals, _ = word.partition("=")
+        if option.startswith("--") and option != "--":
+            prints = not equals and (option == "--print_config" or option.endswith(".help"))
+            with contextlib.suppress(argparse.ArgumentError):  # the parser has it already
+                parser.add_argument(option, action=_Option, nargs=0 if prints else "?", help=argparse.SUPPRESS)
+    return parser.parse_intermixed_args(arguments)
+
+
+def _demand_name(parser: argparse.ArgumentParser, name: str | None) -> None:
+    if name is None:
+        parser.error(f"expected the name of a recipe: {', '.join(registry.names())}")
+
+
+def _refuse(error: ValueError, name: str | None = None) -> int:
+    """Say what is wrong, in the last line, and for options of a recipe where they all are; return the exit code."""
+    *details, wrong = str(error).splitlines()
+    if name:
+        details.append(f"All options: normtheory run {name} --help; those of its classes: --print_config")
+    print(*details, f"normtheory: {wrong}", sep="\n", file=sys.stderr)
+    return 2
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"list": _list, "run": _run, "sweep": _sweep}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
-"""The recipes by name: one YAML file each, which opens with the command that runs it and a description."""
+"""The recipes by name: one YAML file each, which opens with the commands that run it and a description."""
 
-import difflib
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-__all__ = ["config_path", "description", "names"]
+import yaml  # type: ignore[import-untyped, unused-ignore]
+
+from lightning_normtheory.recipes.recipe import Recipe
+from lightning_normtheory.recipes.suggestions import did_you_mean
+
+__all__ = ["config_path", "description", "names", "recipe", "settings"]
 
 _FOLDER = Path(str(files(__package__))) / "configs"
 
@@ -28,25 +33,57 @@ def config_path(name: str) -> Path:
     Example:
         >>> config_path("quickstrat")
         Traceback (most recent call last):
-        ValueError: There is no recipe 'quickstrat'. Did you mean 'quickstart'? Recipes: quickstart.
+        ValueError: There is no recipe 'quickstrat'. Did you mean 'quickstart'? Recipes: ...quickstart...
     """
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, names())
         raise ValueError(f"There is no recipe {name!r}.{hint} Recipes: {', '.join(names())}.")
     return _FOLDER / f"{name}.yaml"
 
 
 def description(name: str) -> str:
-    """The comment at the top of a recipe, without the command.
+    """The comment at the top of a recipe, without the commands.
 
     Example:
         >>> description("quickstart").split(",")[0]
         'A WeightNorm tanh network on the Fashion-MNIST images that come with this package'
     """
     lines = []
-    for line in config_path(name).read_text(encoding="utf-8").splitlines()[1:]:
+    for line in config_path(name).read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
-        lines.append(line.lstrip("# "))
-    return " ".join(lines).strip()
+        text = line.lstrip("# ").rstrip()
+        if text and not text.startswith("normtheory "):
+            lines.append(text)
+    return " ".join(lines)
+
+
+def recipe(name: str) -> Recipe:
+    """The section ``recipe`` of a recipe's YAML file.
+
+    Raises:
+        ValueError: if it has none.
+
+    Example:
+        >>> recipe("quickstart").data
+        'embedded Fashion-MNIST images'
+    """
+    config = _read(name)
+    if "recipe" not in config:
+        path = config_path(name)
+        raise ValueError(f"{path} has no section recipe. Give it one with at least paper, data, time and figure.")
+    return Recipe(**config["recipe"])
+
+
+def settings(name: str) -> dict[str, Any]:
+    """All other sections: what the file sets.
+
+    Example:
+        >>> settings("quickstart")["model"]["init_args"]["depth"]
+        2
+    """
+    return {section: value for section, value in _read(name).items() if section != "recipe"}
+
+
+def _read(name: str) -> dict[str, Any]:
+    return yaml.safe_load(config_path(name).read_text(encoding="utf-8"))

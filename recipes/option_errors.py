@@ -1,0 +1,142 @@
+"""Why the options of a recipe are refused, in a line.
+
+jsonargparse puts its usage in front of every error, hundreds of lines here, and names no near option. What it says of a
+value differs from version to version; which option it refuses can be found without reading that: the first one behind
+the longest beginning that it accepts.
+"""
+
+import argparse
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from lightning_normtheory.recipes.suggestions import nearest_option
+
+__all__ = ["OptionError", "explain", "normal_form"]
+
+_PLAIN = frozenset({int, float, bool, str, NoneType})
+
+
+class OptionError(ValueError):
+    """An option that a recipe does not have, or a value that the option does not take."""
+
+
+def normal_form(options: Sequence[str]) -> list[str]:
+    """Each option with its value in one word.
+
+    Example:
+        >>> normal_form(["--model.width", "64", "--trainer.logger=false", "--print_config"])
+        ['--model.width=64', '--trainer.logger=false', '--print_config']
+    """
+    joined: list[str] = []
+    for word in options:
+        if joined and not word.startswith("--") and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def explain(parser: Any, config: Sequence[str], options: Sequence[str], message: str, own: Sequence[str] = ()) -> str:
+    """What is wrong with options that a parser of LightningCLI refused; the last line says it all.
+
+    Args:
+        parser: raises `argparse.ArgumentError`.
+        config: the arguments in front of the options, which name the recipe's file.
+        options: in their `normal_form`.
+        message: of the error.
+        own: options of the command itself, which may be meant.
+    """
+    options = [option for option in options if not option.startswith("--print_config")]
+    for end in reversed(range(len(options))):
+        try:
+            accepted = parser.parse_args([*config, *options[:end]])
+        except argparse.ArgumentError:
+            continue
+        return _explain(options[end], _known(parser, accepted.as_dict()), message, own)
+    return message  # the file itself is refused
+
+
+def _explain(refused: str, known: Mapping[str, Any], message: str, own: Sequence[str]) -> str:
+    option, equals, value = refused.partition("=")
+    option = option.replace(".init_args", "").removesuffix("+")
+    if not option.startswith("--"):
+        return f"Expected options behind the name of the recipe, such as --trainer.max_epochs=5, got {refused!r}."
+    if option not in known:
+        near = nearest_option(option, [*known, *own])
+        hint = f"Did you mean {near}?" if near else _of_section(option, known)
+        return f"There is no option {option}. {hint}".rstrip()
+    if not equals:
+        return f"{option} expects a value{_type(known[option], ' of type ')}, got none."
+    wrong = f"{option} does not take {value!r}{_type(known[option], ': it expects ')}."
+    return wrong if _is_plain(known[option]) else f"{message.strip()}\n{wrong}"
+
+
+def _of_section(option: str, known: Mapping[str, Any]) -> str:
+    section = option.rpartition(".")[0]
+    names = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
+    return f"{section} has: {', '.join(sorted(names))}." if names else ""
+
+
+def _known(parser: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Option → type: those of the parser, and of the classes that a configuration names."""
+    known = _types(parser)
+    for key, class_path in _classes(config):
+        module, _, name = class_path.rpartition(".")
+        scratch = type(parser)(exit_on_error=False)
+        scratch.add_class_arguments(getattr(import_module(module), name), key, fail_untyped=False)
+        known = {**_types(scratch), **known}
+    return known
+
+
+def _types(parser: Any) -> dict[str, Any]:
+    # Of jsonargparse's actions, some have the type as `_typehint`, with a `type` that is None.
+    return {
+        option: getattr(action, "_typehint", action.type)
+        for option, action in parser._option_string_actions.items()
+        if option.startswith("--") and not option.endswith((".help", "+"))
+    }
+
+
+def _classes(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The classes in a configuration with the options that set their arguments; of a list, those of the last item.
+
+    Example:
+        >>> list(_classes({"trainer": {"callbacks": [{"class_path": "a.B"}, {"class_path": "a.C"}]}, "seed": 0}))
+        [('trainer.callbacks', 'a.C')]
+    """
+    if isinstance(value, list) and value:
+        value = value[-1]
+    if not isinstance(value, Mapping):
+        return
+    if isinstance(value.get("class_path"), str):
+        yield key, value["class_path"]
+    for name, item in value.items():
+        yield from _classes(item, key if name == "init_args" else f"{key}.{name}".lstrip("."))
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Whether a type says all there is to say of a value that is not of it.
+
+    Example:
+        >>> _is_plain(int), _is_plain(int | None), _is_plain(list[int])
+        (True, True, False)
+    """
+    union = get_origin(annotation) in (Union, UnionType)
+    return _PLAIN.issuperset(get_args(annotation) if union else [annotation])
+
+
+def _type(annotation: Any, before: str) -> str:
+    """A type as a user reads it; empty if it is not known.
+
+    Example:
+        >>> import pathlib
+        >>> _type(int, "expects "), _type(list[pathlib.Path], "expects "), _type(None, "expects ")
+        ('expects int', 'expects list[Path]', '')
+    """
+    if annotation is None:
+        return ""
+    return before + re.sub(r"(\w+\.)+", "", inspect.formatannotation(annotation))

@@ -1,0 +1,161 @@
+"""A recipe on Lightning's command line: its YAML file, then whatever options the user adds."""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from rich.console import Console
+
+from lightning_normtheory.callbacks import record
+from lightning_normtheory.recipes import registry
+from lightning_normtheory.recipes.option_errors import OptionError, explain, normal_form
+from lightning_normtheory.recipes.recipe import Recipe
+from lightning_normtheory.recipes.summary import bound_table, epoch_table, theorems
+
+__all__ = ["check_options", "fit"]
+
+
+def fit(name: str, options: Sequence[str]) -> Trainer:
+    """Train a recipe, then print its tables and draw its figure.
+
+    Args:
+        name: of the recipe.
+        options: of the command line, such as ``["--trainer.max_epochs=5"]``.
+
+    Raises:
+        ValueError: if there is no such recipe, or, as `OptionError`, an option is refused.
+    """
+    # Nobody is asked for an account. WandbLogger(offline=True) would decide this for the whole process, whatever the
+    # user's environment says.
+    if "WANDB_SWEEP_ID" not in os.environ:  # an agent of W&B waits for its runs online
+        os.environ.setdefault("WANDB_MODE", "offline")
+    cli = _RecipeCLI(name, options)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.config.ckpt_path)
+    if cli.trainer.is_global_zero:
+        _report(cli.trainer, cli.config_init.recipe, name)
+    return cli.trainer
+
+
+def check_options(name: str, options: Sequence[str], own: Sequence[str] = ()) -> None:
+    """Read the options of a recipe as a run would, and leave it at that.
+
+    Args:
+        name: of the recipe.
+        options: of the command line, such as ``["--trainer.max_epochs=5"]``.
+        own: options of the command itself, which may be meant where one is misspelt.
+
+    Raises:
+        ValueError: if there is no such recipe, or, as `OptionError`, an option is refused.
+
+    Example:
+        >>> check_options("quickstart", ["--model.widht=64"])
+        Traceback (most recent call last):
+        lightning_normtheory.recipes.option_errors.OptionError: There is no option --model.widht. Did you mean ...
+    """
+    # The last one counts: no generator is seeded.
+    _UnbuiltCLI(name, [*options, "--seed_everything=false"], own)
+
+
+class _SaveConfig(SaveConfigCallback):
+    """Beside the run's other files; the original writes to trainer.log_dir, which is "." for W&B."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        folder = record.folder(trainer)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = str(folder / "config.yaml")
+        self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
+        # Which images these are, a configuration does not know: others may have stood in.
+        source = getattr(trainer.datamodule, "source", "")  # type: ignore[attr-defined]
+        if source:
+            (folder / "source.txt").write_text(f"{source}\n", encoding="utf-8")
+
+
+class _RecipeCLI(LightningCLI):
+    """Lightning's command line with the options of a recipe."""
+
+    def __init__(self, name: str, options: Sequence[str], own: Sequence[str] = ()) -> None:
+        self._file = ["--config", str(registry.config_path(name))]
+        self._options = normal_form(options)
+        self._own = own
+        super().__init__(
+            run=False,
+            args=[*self._file, *self._options],
+            save_config_callback=_SaveConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            # An abbreviated option would be a misspelt one that nobody hears of.
+            parser_kwargs={"prog": f"normtheory run {name}", "exit_on_error": False, "allow_abbrev": False},
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help="Resume from this checkpoint.")
+        parser.add_argument("--output", type=str, default="normtheory_runs", help="The folder of all runs.")
+        parser.add_class_arguments(Recipe, "recipe")
+        # The network fits the data, whatever they are.
+        parser.link_arguments("data.features", "model.init_args.inputs", apply_on="instantiate")
+        parser.link_arguments("data.number_of_classes", "model.init_args.classes", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        # Not the original: it warns where sys.argv has arguments too. They stay as they are, since Lightning starts
+        # further processes with them.
+        try:
+            self.config = parser.parse_args(args)
+        except argparse.ArgumentError as error:
+            raise OptionError(explain(parser, self._file, self._options, str(error), self._own)) from None
+
+    def before_instantiate_classes(self) -> None:
+        trainer, output = self.config.trainer, self.config.output
+        trainer.default_root_dir = trainer.default_root_dir or output
+        for logger in trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]:
+            arguments: Any = getattr(logger, "init_args", None)
+            if not hasattr(arguments, "save_dir"):
+                continue
+            if arguments.save_dir in (None, "."):  # the latter is the default of WandbLogger
+                arguments.save_dir = output
+            # Older WandbLoggers write to a temporary folder if theirs does not exist.
+            Path(arguments.save_dir).mkdir(parents=True, exist_ok=True)
+
+
+class _UnbuiltCLI(_RecipeCLI):
+    """Reads its arguments and builds nothing."""
+
+    def before_instantiate_classes(self) -> None:
+        pass
+
+    def instantiate_classes(self) -> None:
+        pass
+
+
+def _report(trainer: Trainer, recipe: Recipe, name: str) -> None:
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.finish()  # Lightning leaves it open
+    path = record.folder(trainer) / "normtheory.jsonl"
+    if not path.exists():
+        return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without ‖ still gets its table
+    console = Console()
+    console.print(epoch_table(path))
+    for part in (bound_table(path), theorems(path)):
+        if part:
+            console.print(part, soft_wrap=isinstance(part, str), highlight=False)
+    console.print(f"Every number of this run: {path}", soft_wrap=True)
+    if figure := _draw(recipe, name, path.parent):
+        console.print(f"The figure: {figure}", soft_wrap=True)
+
+
+def _draw(recipe: Recipe, name: str, folder: Path) -> Path | None:
+    """The PNG of a run; ``None`` if that failed."""
+    from lightning_normtheory.recipes import figures, runs  # matplotlib takes seconds to import
+
+    try:
+        return figures.draw(recipe, name, [runs.read_run(folder)], folder)[0]
+    except Exception as error:  # noqa: BLE001  # the training is done, whatever happens to its picture
+        print(f"normtheory: the figure could not be drawn: {error}", file=sys.stderr)
+        return None
