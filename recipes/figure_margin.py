@@ -1,0 +1,87 @@
+"""BN, Figure 1 and Proposition 1.1: the margins of a network with BatchNorm, against its width and on dyadic data."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from matplotlib.figure import Figure
+
+from lightning_normtheory.dyadic import dyadic_linear_margin
+from lightning_normtheory.recipes.figure_curves import Curve, along_setting, first
+from lightning_normtheory.recipes.figure_groups import groups
+from lightning_normtheory.recipes.figure_panel import Drawing, Panel, nothing_to_draw
+from lightning_normtheory.recipes.figure_style import BLACK, LINES, MARKERS, PALETTE, new_figure, style
+from lightning_normtheory.recipes.runs import Run
+
+__all__ = ["dyadic", "margin"]
+
+_A, _C = first("normtheory/batchnorm_gamma_a"), first("normtheory/batchnorm_gamma_c")
+_NEEDED = "normtheory/batchnorm_gamma_a and …_gamma_c against {}"
+
+
+def _sum(run: Run) -> float | None:
+    a, c = _A(run), _C(run)
+    return None if a is None or c is None else a + c
+
+
+def _ratio(of: Callable[[Run], float | None]) -> Callable[[Run], float | None]:
+    """γ/γ_linear."""
+
+    def ratio(run: Run) -> float | None:
+        gamma, d = of(run), run.settings.get("data.d")
+        return None if gamma is None or d is None else gamma / dyadic_linear_margin(d)
+
+    return ratio
+
+
+@style()
+def margin(runs: Sequence[Run]) -> Drawing:
+    """γ_a, γ_c and γ_a + γ_c at initialisation against the width, with two standard errors."""
+    of = {r"$\gamma_a$": ("gamma_a", _A), r"$\gamma_c$": ("gamma_c", _C), r"$\gamma_a + \gamma_c$": ("sum", _sum)}
+    panel, figure = _against(runs, "margin", "model.width", of)
+    panel.title("margins at initialisation", "width $m$", r"$\gamma$")
+    panel.legend()
+    return Drawing(
+        figure,
+        panel.table,
+        "The margins γ_a of the directions and γ_c of the outer weights at initialisation, and their sum, against the "
+        "width m.",
+    )
+
+
+@style()
+def dyadic(runs: Sequence[Run]) -> Drawing:
+    """γ/γ_linear on the dyadic data against d, with √d/40, which Proposition 1.1 guarantees."""
+    of = {
+        r"$\gamma_a / \gamma_{\mathrm{linear}}$": ("gamma_a", _ratio(_A)),
+        r"$(\gamma_a + \gamma_c) / \gamma_{\mathrm{linear}}$": ("sum", _ratio(_sum)),
+    }
+    panel, figure = _against(runs, "dyadic", "data.d", of)
+    dimensions = sorted({run.settings["data.d"] for run in runs if run.settings.get("data.d") is not None})
+    bound = [math.sqrt(d) / 40 for d in dimensions]
+    none = [math.nan] * len(bound)
+    panel.guide(Curve("sqrt(d)/40", dimensions, bound, none, [0] * len(bound)), BLACK, label=r"$\sqrt{d}/40$")
+    panel.title("margins on dyadic data, over the linear one", "dimension $d$", r"$\gamma / \gamma_{\mathrm{linear}}$")
+    panel.legend()
+    return Drawing(
+        figure,
+        panel.table,
+        "Margins at initialisation on the dyadic data (BN, Definition 1.1), divided by the linear √(3/(4^{d+1} − 4)),"
+        " against the dimension d. Dashed: √d/40, the lower bound of BN, Proposition 1.1.",
+    )
+
+
+def _against(
+    runs: Sequence[Run], figure_name: str, setting: str, of: dict[str, tuple[str, Callable[[Run], float | None]]]
+) -> tuple[Panel, Figure]:
+    figure, (axes,) = new_figure(1)
+    panel = Panel(axes, figure_name, [])
+    for i, group in enumerate(groups(runs, along=setting)):
+        for j, (label, (name, value)) in enumerate(of.items()):
+            curve = along_setting(group.named(name), group.runs, setting, value)
+            if curve:
+                panel.draw(curve, PALETTE[j], line=LINES[i % 4], marker=MARKERS[i % 6], label=group.named(label))
+    if not panel.table:
+        raise nothing_to_draw(figure_name, _NEEDED.format(setting), runs)
+    panel.log_x()
+    panel.log_y(always=True)
+    return panel, figure
