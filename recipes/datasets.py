@@ -1,11 +1,10 @@
 """The data of the recipes."""
 
-from importlib.resources import files
-
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_normtheory.recipes.image_source import embedded_images
 
 __all__ = ["FashionMNISTSlice"]
 
@@ -32,13 +31,11 @@ class FashionMNISTSlice(pl.LightningDataModule):
         self.batch_size = batch_size
         self.limit = limit
 
+    features = 784
+    number_of_classes = 10
+
     def setup(self, stage: str) -> None:
-        with files(__package__).joinpath("data/fashion_mnist_slice.npz").open("rb") as file:
-            arrays = np.load(file)
-            train, test = (
-                TensorDataset(_unit_norm(arrays[f"x_{part}"]), torch.from_numpy(arrays[f"y_{part}"].astype(np.int64)))
-                for part in ("train", "test")
-            )
+        train, test = (TensorDataset(_unit_norm(x), y) for x, y in (embedded_images("train"), embedded_images("test")))
         self.train = torch.utils.data.Subset(train, range(min(self.limit or len(train), len(train))))
         self.val = test
 
@@ -49,5 +46,5 @@ class FashionMNISTSlice(pl.LightningDataModule):
         return DataLoader(self.val, batch_size=self.batch_size)
 
 
-def _unit_norm(images: np.ndarray) -> torch.Tensor:
-    return torch.nn.functional.normalize(torch.from_numpy(images).flatten(1).float())
+def _unit_norm(images: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.normalize(images.flatten(1).float())
