@@ -17,7 +17,10 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {  # from the ground up: a floor imports itself and those before it, and these packages
     "lightning_normtheory": {"torch"},
     "lightning_normtheory.callbacks": {"torch", "pytorch_lightning", "torchmetrics"},
-    "lightning_normtheory.recipes": {"torch", "pytorch_lightning", "torchmetrics", "numpy", "rich"},
+    "lightning_normtheory.recipes": {
+        *("torch", "pytorch_lightning", "torchvision", "numpy", "PIL"),
+        *("matplotlib", "rich", "wandb", "yaml"),
+    },
 }
 
 

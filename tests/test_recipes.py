@@ -1,45 +1,24 @@
 """The command, run as a user runs it."""
 
+import csv
+import json
 import math
-import os
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import yaml
 
-from lightning_normtheory.callbacks import record
 from lightning_normtheory.recipes import registry
 from lightning_normtheory.recipes.cli import main
 
 from lit import rows
-
-COMMAND = [str(Path(sys.executable).with_name("normtheory"))]
-
-
-def run(*arguments, cwd, **environment):
-    """The console script in a process without a terminal, an account, or a say about W&B."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")} | environment
-    done = subprocess.run(
-        [*COMMAND, *arguments], cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def numbers(folder):
-    (path,) = Path(folder).rglob("normtheory.jsonl")
-    lines = [line for line in record.read(path) if "epoch" in line]
-    return [
-        {k: v for k, v in {**line["metrics"], **line["user_metrics"]}.items() if "seconds" not in k} for line in lines
-    ]
+from recipe_cases import RECORDED, SMALL, losses, normtheory, numbers, run_all
 
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quickstart")
-    return folder, *run("run", "quickstart", cwd=folder)
+    return folder, *normtheory("run", "quickstart", cwd=folder)
 
 
 def test_quickstart_learns_and_measures(quickstart):
@@ -69,30 +48,55 @@ def test_quickstart_logs_to_wandb_offline(quickstart):
     assert yaml.safe_load(config.read_text())["seed_everything"] == 0
 
 
-def test_one_seed_gives_one_run(tmp_path):
-    small = ("run", "quickstart", "--trainer.max_epochs=2", "--model.width=16", "--data.limit=300")
-    results = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        code, _, err = run(*small, cwd=tmp_path / name, WANDB_MODE="disabled")
-        assert code == 0, err
-        results.append(numbers(tmp_path / name))
-    assert results[0] == results[1]
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory):
+    """Every recipe, twice, with one seed: two folders of folders."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+    for folder in folders:
+        for name, (code, _, err) in run_all(folder).items():
+            assert code == 0, f"{name}: {err}"
+    return folders
+
+
+def test_every_recipe_has_a_size_for_tests():
+    assert sorted(SMALL) == registry.names()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_one_seed_gives_one_run(twice, name):
+    first, second = (numbers(folder / name) for folder in twice)
+    assert len(first) > 1
+    assert first == second
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_losses_are_those_that_were_recorded(twice, name):
+    assert losses(numbers(twice[0] / name)) == pytest.approx(json.loads(RECORDED.read_text())[name], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_run_draws_its_figure(twice, name):
+    (picture,) = twice[0].joinpath(name).rglob(f"{name}.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in picture.with_suffix(".svg").read_text()
+    with picture.with_suffix(".csv").open(newline="") as file:
+        assert any(math.isfinite(float(row["y"])) for row in csv.DictReader(file))
+    assert picture.with_suffix(".txt").read_text().startswith(f"{name}: ")
 
 
 def test_lightnings_options_are_there(tmp_path):
     options = ("--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=3", "--data.batch_size=200")
-    code, out, err = run("run", "quickstart", *options, cwd=tmp_path)
+    code, out, err = normtheory("run", "quickstart", *options, cwd=tmp_path)
     assert code == 0, err
     assert not list(tmp_path.rglob("*.wandb"))
     assert len([name for name in rows(tmp_path)[0] if "layers/weight_norm" in name]) == 3
-    code, out, _ = run("run", "quickstart", "--help", cwd=tmp_path)
+    code, out, _ = normtheory("run", "quickstart", "--help", cwd=tmp_path)
     assert code == 0
     assert "--trainer.max_epochs" in out
 
 
 def test_a_misspelt_option_is_refused(tmp_path):
-    code, _, err = run("run", "quickstart", "--trainer.max_epochz=1", cwd=tmp_path)
+    code, _, err = normtheory("run", "quickstart", "--trainer.max_epochz=1", cwd=tmp_path)
     assert code == 2
     assert "--trainer.max_epochz" in err
     assert "normtheory run quickstart --help" in err
@@ -100,12 +104,12 @@ def test_a_misspelt_option_is_refused(tmp_path):
 
 def test_a_run_can_be_resumed(tmp_path):
     small = ("run", "quickstart", "--trainer.logger=false", "--model.width=16", "--data.limit=300")
-    code, _, err = run(*small, "--trainer.max_epochs=1", cwd=tmp_path)
+    code, _, err = normtheory(*small, "--trainer.max_epochs=1", cwd=tmp_path)
     assert code == 0, err
     (checkpoint,) = tmp_path.rglob("*.ckpt")
     again = tmp_path / "again"
     again.mkdir()
-    code, _, err = run(*small, "--trainer.max_epochs=2", f"--ckpt_path={checkpoint}", cwd=again)
+    code, _, err = normtheory(*small, "--trainer.max_epochs=2", f"--ckpt_path={checkpoint}", cwd=again)
     assert code == 0, err
     assert sorted(rows(again)) == [1]
 

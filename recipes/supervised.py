@@ -1,0 +1,48 @@
+"""What the small networks of the recipes share: steps on pairs (x, y), what they log, plain gradient descent."""
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Supervised", "square_loss"]
+
+
+def square_loss(output: Tensor, classes: Tensor) -> Tensor:
+    """L = (1/n) Σ_i Σ_h (y_ih − f_h(x_i))², the papers' loss, against one-hot targets; for ``nn.MSELoss`` divide by k.
+
+    Example:
+        >>> float(square_loss(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])))
+        1.0
+    """
+    return (output - nn.functional.one_hot(classes, output.shape[1])).square().sum(1).mean()
+
+
+class Supervised(pl.LightningModule):
+    """Logs loss and accuracy of both stages, and trains with SGD without momentum and weight decay: full batches make
+    it gradient descent. A subclass sets ``lr``, and says what its loss is."""
+
+    lr: float
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return square_loss(output, y)
+
+    def correct(self, output: Tensor, y: Tensor) -> Tensor:
+        """Which samples (n,) are classified as they should be."""
+        return output.argmax(1) == y
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self._step(batch, "train")
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._step(batch, "val")
+
+    def _step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
+        x, y = batch
+        output = self(x)
+        loss = self.loss(output, y)
+        logged = {f"{stage}_loss": loss, f"{stage}_accuracy": self.correct(output, y).float().mean()}
+        self.log_dict(logged, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(y), sync_dist=True)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
