@@ -38,8 +38,8 @@ class Downloadable:
         except Exception as error:  # whatever a damaged file makes of its reader
             raise ValueError(
                 f"Expected {self.title} in {root.absolute() / self.folder}, but its {part_name(training)} files"
-                f" cannot be read ({type(error).__name__}: {error}). Delete the folder, and --data.download true fetches"
-                " it anew"
+                f" cannot be read ({type(error).__name__}: {error}). Delete the folder, and --data.download true"
+                " fetches it anew"
             ) from error
         return held(images, targets, training)
 
