@@ -15,58 +15,46 @@ from lightning_normtheory.recipes.runs import Run
 __all__ = ["dyadic", "margin"]
 
 _A, _C = first("normtheory/batchnorm_gamma_a"), first("normtheory/batchnorm_gamma_c")
-_NEEDED = "normtheory/batchnorm_gamma_a and …_gamma_c against {}"
+_NEEDED = "normtheory/batchnorm_gamma_a or …_gamma_c against {}"
 
 
-def _sum(run: Run) -> float | None:
-    a, c = _A(run), _C(run)
-    return None if a is None or c is None else a + c
-
-
-def _ratio(of: Callable[[Run], float | None]) -> Callable[[Run], float | None]:
-    """γ/γ_linear."""
-
-    def ratio(run: Run) -> float | None:
-        gamma, d = of(run), run.settings.get("data.d")
-        return None if gamma is None or d is None else gamma / dyadic_linear_margin(d)
-
-    return ratio
+def _ratio(run: Run) -> float | None:
+    """γ_a/γ_linear."""
+    gamma, d = _A(run), run.settings.get("data.d")
+    return None if gamma is None or d is None else gamma / dyadic_linear_margin(d)
 
 
 @style()
 def margin(runs: Sequence[Run]) -> Drawing:
-    """γ_a, γ_c and γ_a + γ_c at initialisation against the width, with two standard errors."""
-    of = {r"$\gamma_a$": ("gamma_a", _A), r"$\gamma_c$": ("gamma_c", _C), r"$\gamma_a + \gamma_c$": ("sum", _sum)}
+    """γ_a and γ_c at initialisation against the width, with two standard errors."""
+    of = {r"$\gamma_a$": ("gamma_a", _A), r"$\gamma_c$": ("gamma_c", _C)}
     panel, figure = _against(runs, "margin", "model.width", of)
     panel.title("margins at initialisation", "width $m$", r"$\gamma$")
     panel.legend()
     return Drawing(
         figure,
         panel.table,
-        "The margins γ_a of the directions and γ_c of the outer weights at initialisation, and their sum, against the "
-        "width m.",
+        "The margins γ_a through the output weights and γ_c through BatchNorm's scales at initialisation, against the "
+        "width m. Where no weights separate the classes the margin is 0, which has no place on a logarithmic axis.",
     )
 
 
 @style()
 def dyadic(runs: Sequence[Run]) -> Drawing:
-    """γ/γ_linear on the dyadic data against d, with √d/40, which Proposition 1.1 guarantees."""
-    of = {
-        r"$\gamma_a / \gamma_{\mathrm{linear}}$": ("gamma_a", _ratio(_A)),
-        r"$(\gamma_a + \gamma_c) / \gamma_{\mathrm{linear}}$": ("sum", _ratio(_sum)),
-    }
+    """γ_a/γ_linear on the dyadic data against d, with √d/40, which Proposition 1.1 guarantees of γ."""
+    of = {r"$\gamma_a / \gamma_{\mathrm{linear}}$": ("gamma_a", _ratio)}
     panel, figure = _against(runs, "dyadic", "data.d", of)
     dimensions = sorted({run.settings["data.d"] for run in runs if run.settings.get("data.d") is not None})
     bound = [math.sqrt(d) / 40 for d in dimensions]
     none = [math.nan] * len(bound)
     panel.guide(Curve("sqrt(d)/40", dimensions, bound, none, [0] * len(bound)), BLACK, label=r"$\sqrt{d}/40$")
-    panel.title("margins on dyadic data, over the linear one", "dimension $d$", r"$\gamma / \gamma_{\mathrm{linear}}$")
+    panel.title("margin on dyadic data, over the linear one", "dimension $d$", r"$\gamma / \gamma_{\mathrm{linear}}$")
     panel.legend()
     return Drawing(
         figure,
         panel.table,
-        "Margins at initialisation on the dyadic data (BN, Definition 1.1), divided by the linear √(3/(4^{d+1} − 4)),"
-        " against the dimension d. Dashed: √d/40, the lower bound of BN, Proposition 1.1.",
+        "The margin γ_a at initialisation on the dyadic data (BN, Definition 1.1), divided by the linear one"
+        " √(3/(4^{d+1} − 4)), against the dimension d. Dashed: √d/40, the lower bound of BN, Proposition 1.1.",
     )
 
 

@@ -215,15 +215,15 @@ def test_margins_are_those_of_the_first_row(run):
     found = table("margin", [*runs, run({"width": 64}, [{"batchnorm_gamma_a": 5.0}])])
     assert y(found["margin", "gamma_a", 8]) == 3.0
     assert found["margin", "gamma_a", 8]["error"] == pytest.approx(two_errors(2.0, 4.0, 3.0))
-    assert y(found["margin", "sum", 8]) == 4.0
-    assert ("margin", "sum", 64) not in found
+    assert y(found["margin", "gamma_c", 8]) == 1.0
+    assert ("margin", "gamma_c", 64) not in found
 
 
 def test_dyadic_margins_over_the_linear_one(run):
     runs = [run({"width": 8}, [{"batchnorm_gamma_a": 0.1, "batchnorm_gamma_c": 0.2}], {"d": d}) for d in (4, 9)]
     found = table("dyadic", runs)
     assert y(found["dyadic", "gamma_a", 4]) == pytest.approx(0.1 / dyadic_linear_margin(4))
-    assert y(found["dyadic", "sum", 9]) == pytest.approx(0.3 / dyadic_linear_margin(9))
+    assert y(found["dyadic", "gamma_a", 9]) == pytest.approx(0.1 / dyadic_linear_margin(9))
     assert y(found["dyadic", "sqrt(d)/40", 9]) == pytest.approx(3 / 40)
 
 
