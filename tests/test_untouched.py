@@ -190,7 +190,7 @@ STATISTICS = {
 }
 
 
-@pytest.mark.parametrize(("choice", "expected"), STATISTICS.items(), ids=str)
+@pytest.mark.parametrize(("choice", "expected"), STATISTICS.items(), ids=[str(choice) for choice in STATISTICS])
 def test_which_statistics_are_used(choice, expected):
     training, batch_stats = choice
     model = nn.Sequential(batch_norm(training))
