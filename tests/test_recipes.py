@@ -74,6 +74,13 @@ def test_the_losses_are_those_that_were_recorded(twice, name):
     assert losses(numbers(twice[0] / name)) == pytest.approx(json.loads(RECORDED.read_text())[name], rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["quickstart", "wn-cifar10", "wn-mnist", "wn-regimes"])
+def test_no_weight_vector_gets_shorter_by_plain_descent_on_weightnorm(twice, name):
+    norms = [row["normtheory/min_weight_norm"] for row in numbers(twice[0] / name)]
+    # but for the rounding of float32, up to 3e-8 in each of at most 20 steps
+    assert all(b >= a * (1 - 20 * 3e-8) for a, b in pairwise(norms))
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_run_draws_its_figure(twice, name):
     (picture,) = twice[0].joinpath(name).rglob(f"{name}.png")
