@@ -16,7 +16,7 @@ from lightning_normtheory.callbacks import record
 from lightning_normtheory.recipes import registry
 from lightning_normtheory.recipes.option_errors import OptionError, explain, normal_form
 from lightning_normtheory.recipes.recipe import Recipe
-from lightning_normtheory.recipes.summary import bound_table, epoch_table, theorems
+from lightning_normtheory.recipes.summary import bound_table, epoch_table, legend, theorems
 
 __all__ = ["check_options", "fit"]
 
@@ -142,6 +142,7 @@ def _report(trainer: Trainer, recipe: Recipe, name: str) -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without ‖ still gets its table
     console = Console()
     console.print(epoch_table(path))
+    console.print(legend(path), highlight=False)
     for part in (bound_table(path), theorems(path)):
         if part:
             console.print(part, soft_wrap=isinstance(part, str), highlight=False)

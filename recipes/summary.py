@@ -1,5 +1,6 @@
 """The table that a recipe prints at its end."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -8,28 +9,28 @@ from rich.table import Table
 from lightning_normtheory.callbacks import record
 from lightning_normtheory.theorems import TheoremStatus, theorem_table
 
-__all__ = ["bound_table", "epoch_table", "theorems"]
+__all__ = ["bound_table", "epoch_table", "legend", "theorems"]
 
+_ROWS = 20
+# metric: its column, and what that is
 _COLUMNS = {
-    "train_loss": "train",
-    "val_loss": "val",
-    "val_accuracy": "acc",
-    "normtheory/min_weight_norm": "w_min",
-    "normtheory/rsc_ratio": "R",
-    "normtheory/mean_predictor_grad_norm_sq": "‖ḡ‖²",
-    "normtheory/hessian_lambda_max": "λ_max",
-    "normtheory/hessian_edge": "2/η",
-    "normtheory/ntk_lambda_min": "λ_min(K)",
+    "train_loss": ("train", "mean loss of the epoch"),
+    "val_loss": ("val", "loss on the validation set"),
+    "val_accuracy": ("acc", "accuracy on the validation set"),
+    "normtheory/min_weight_norm": ("w_min", "smallest norm of a weight vector"),
+    "normtheory/rsc_ratio": ("R", "‖∇L‖²/L on the probe"),
+    "normtheory/mean_predictor_grad_norm_sq": ("‖ḡ‖²", "ḡ is the mean gradient of the outputs"),
+    "normtheory/hessian_lambda_max": ("λ_max", "largest eigenvalue of the Hessian"),
+    "normtheory/hessian_edge": ("2/η", "steps are stable while λ_max is below"),
+    "normtheory/ntk_lambda_min": ("λ_min(K)", "of the tangent kernel, which is positive definite if that is > 0"),
+    "normtheory/ntk_change_max": ("ΔK", "largest change of the tangent kernel since the start"),
+    "normtheory/batchnorm_gamma_a": ("γ_a", "margin through the output weights, at the start"),
+    "normtheory/batchnorm_gamma_c": ("γ_c", "margin through BatchNorm's scales, at the start"),
 }
-_CAPTION = (
-    "train, val: mean losses; acc: accuracy on the validation set. w_min: smallest norm of a weight vector. "
-    "R = ‖∇L‖²/L on the probe. ḡ: mean gradient of the outputs. λ_max: largest eigenvalue of the Hessian, stable below "
-    "2/η. K: tangent kernel, positive definite if λ_min(K) > 0."
-)
 
 
 def epoch_table(path: Path) -> Table:
-    """One row per measured epoch, from the JSON Lines file of a run.
+    """One row per measured epoch, from the JSON Lines file of a run; of many epochs, 20 from the first to the last.
 
     Example:
         >>> import tempfile
@@ -39,27 +40,47 @@ def epoch_table(path: Path) -> Table:
         >>> [column.header for column in table.columns], table.row_count
         (['epoch', 'R'], 1)
     """
-    rows: dict[int, dict[str, float]] = {}
-    for line in record.read(path):
-        if "epoch" in line:
-            rows.setdefault(line["epoch"], {}).update({**line["user_metrics"], **line["metrics"]})
-    shown = [key for key in _COLUMNS if any(key in row for row in rows.values())]
-    table = Table(
-        "epoch",
-        *(_COLUMNS[key] for key in shown),
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        caption=_CAPTION,
-        caption_justify="left",
-    )
+    rows = _epochs(path)
+    shown = _shown(rows)
+    table = Table("epoch", *(_COLUMNS[key][0] for key in shown), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
-    for epoch, row in sorted(rows.items()):
+    epochs = sorted(rows)
+    if len(epochs) > _ROWS:
+        epochs = [epochs[round(i * (len(epochs) - 1) / (_ROWS - 1))] for i in range(_ROWS)]
+    for epoch in epochs:
+        row = rows[epoch]
         table.add_row(
             str(epoch),
             *(f"{row[key]:{'.5g' if key.endswith('norm') else '.3g'}}" if key in row else "–" for key in shown),
         )
     return table
+
+
+def legend(path: Path) -> str:
+    """What the columns of `epoch_table` are.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "normtheory.jsonl")
+        >>> record.append(path, {}, {"epoch": 0, "metrics": {"normtheory/rsc_ratio": 2.0}, "user_metrics": {}})
+        >>> legend(path)
+        'R: ‖∇L‖²/L on the probe.'
+    """
+    parts = (f"{name}: {meaning}" for name, meaning in map(_COLUMNS.__getitem__, _shown(_epochs(path))))
+    return "; ".join(parts) + "."
+
+
+def _epochs(path: Path) -> dict[int, dict[str, float]]:
+    rows: dict[int, dict[str, float]] = {}
+    for line in record.read(path):
+        if "epoch" in line:
+            rows.setdefault(line["epoch"], {}).update({**line["user_metrics"], **line["metrics"]})
+    return rows
+
+
+def _shown(rows: Mapping[int, Mapping[str, float]]) -> list[str]:
+    return [key for key in _COLUMNS if any(key in row for row in rows.values())]
 
 
 # What is measured, what bounds it, and where that is from.
