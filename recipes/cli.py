@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=_version())
     parser.add_argument("command", type=_command, metavar=f"{{{','.join(_COMMANDS)}}}")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the command: normtheory run --help")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="of the command: normtheory run --help"
+    )
     known = parser.parse_args(arguments)
     return _COMMANDS[known.command](known.arguments)
 

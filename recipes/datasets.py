@@ -33,6 +33,7 @@ class FashionMNISTSlice(pl.LightningDataModule):
 
     features = 784
     number_of_classes = 10
+    source = "embedded Fashion-MNIST slice"
 
     def setup(self, stage: str) -> None:
         train, test = (TensorDataset(_unit_norm(x), y) for x, y in (embedded_images("train"), embedded_images("test")))

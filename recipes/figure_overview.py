@@ -10,7 +10,8 @@ from lightning_normtheory.recipes.runs import Run
 
 __all__ = ["overview", "practice"]
 
-_EDGE = "normtheory/hessian_edge"
+# 2/η, and what takes its place for SGD with momentum or weight decay
+_EDGE, _LIMIT = "normtheory/hessian_edge", "normtheory/hessian_stability_limit"
 # metric: its name in the table, its title, and what the caption says of it
 _QUANTITIES = {
     "normtheory/loss": ("loss", "loss $L$ on the probe", "the loss on the probe"),
@@ -20,8 +21,9 @@ _QUANTITIES = {
     "normtheory/rsc_ratio": ("R", r"$R = \|\nabla L\|^2 / L$", "R = ‖∇L‖²/L"),
     "normtheory/hessian_lambda_max": (
         "lambda_max",
-        r"$\lambda_{\max}(\nabla^2 L)$ and $2/\eta$ (dashed)",
-        "λ_max of the Hessian with the edge of stability 2/η (dashed)",
+        r"$\lambda_{\max}(\nabla^2 L)$, limit of stability (dashed)",
+        "λ_max of the Hessian with the limit of stability of the step that comes next (dashed; 2/η, for momentum β "
+        "2(1 + β)/η), where that is finite",
     ),
     "normtheory/ntk_lambda_min": (
         "lambda_min(K)",
@@ -48,13 +50,13 @@ _PRACTICE = (
 
 @style()
 def overview(runs: Sequence[Run]) -> Drawing:
-    """Loss, w_min, R, λ_max with 2/η and λ_min(K) over the epochs, a curve for each value of what varies."""
+    """Loss, w_min, R, λ_max with its limit and λ_min(K) over the epochs, a curve for each value of what varies."""
     return _over_epochs("overview", runs, _OVERVIEW, by=())
 
 
 @style()
 def practice(runs: Sequence[Run]) -> Drawing:
-    """Training loss, accuracy, w_min, λ_max with 2/η, λ_min(K) and R over the epochs, a curve for each norm."""
+    """Training loss, accuracy, w_min, λ_max with its limit, λ_min(K) and R over the epochs, a curve for each norm."""
     return _over_epochs("practice", runs, _PRACTICE, by=("model.norm",))
 
 
@@ -84,11 +86,14 @@ def _over_epochs(figure_name: str, runs: Sequence[Run], metrics: Sequence[str], 
 
 
 def _draw_edges(panel: Panel, split: Sequence[Group]) -> None:
-    """2/η, in one line where all runs have the same steps."""
-    edges = [along_rows(group.named("2/eta"), group.runs, _EDGE) for group in split]
+    """The limit of stability, in one line where all runs have the same steps."""
+    edges = [
+        along_rows(group.named("limit"), group.runs, _LIMIT) or along_rows(group.named("limit"), group.runs, _EDGE)
+        for group in split
+    ]
     if len({(tuple(edge.x), tuple(edge.y)) for edge in edges}) == 1:
         common = edges[0]
-        panel.guide(Curve("2/eta", common.x, common.y, common.error, common.seeds), BLACK)
+        panel.guide(Curve("limit", common.x, common.y, common.error, common.seeds), BLACK)
         return
     for edge, colour in zip(edges, colours(split)):
         panel.guide(edge, colour)

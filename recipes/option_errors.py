@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
-from lightning_normtheory.recipes.suggestions import nearest_option
+from lightning_normtheory.recipes.suggestions import did_you_mean, nearest_option
 
 __all__ = ["OptionError", "explain", "normal_form"]
 
@@ -71,6 +71,8 @@ def _explain(refused: str, known: Mapping[str, Any], message: str, own: Sequence
         return f"There is no option {option}. {hint}".rstrip()
     if not equals:
         return f"{option} expects a value{_type(known[option], ' of type ')}, got none."
+    if choices := _choices(known[option]):
+        return f"{option} does not take {value!r}: it is one of {', '.join(choices)}.{did_you_mean(value, choices)}"
     wrong = f"{option} does not take {value!r}{_type(known[option], ': it expects ')}."
     return wrong if _is_plain(known[option]) else f"{message.strip()}\n{wrong}"
 
@@ -116,6 +118,16 @@ def _classes(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, value["class_path"]
     for name, item in value.items():
         yield from _classes(item, key if name == "init_args" else f"{key}.{name}".lstrip("."))
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The values of a type that lists them.
+
+    Example:
+        >>> _choices(Literal["mnist", "cifar10"]), _choices(int)
+        (['mnist', 'cifar10'], [])
+    """
+    return [str(value) for value in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
 def _is_plain(annotation: Any) -> bool:

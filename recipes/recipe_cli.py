@@ -108,6 +108,12 @@ class _RecipeCLI(LightningCLI):
         except argparse.ArgumentError as error:
             raise OptionError(explain(parser, self._file, self._options, str(error), self._own)) from None
 
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except (ValueError, FileNotFoundError) as error:  # such as data that are not there
+            raise OptionError(str(error)) from error
+
     def before_instantiate_classes(self) -> None:
         trainer, output = self.config.trainer, self.config.output
         trainer.default_root_dir = trainer.default_root_dir or output

@@ -163,9 +163,9 @@ def test_overview_draws_the_edge_once_or_for_each(run):
         values = [{"hessian_lambda_max": 1.0, "hessian_edge": edge} for edge in edges]
         return [run({"width": width}, [value]) for width, value in zip((8, 16), values)]
 
-    assert [curve for _, curve, _ in table("overview", with_edges(10.0, 10.0))][2:] == ["2/eta"]
+    assert [curve for _, curve, _ in table("overview", with_edges(10.0, 10.0))][2:] == ["limit"]
     found = table("overview", with_edges(10.0, 20.0))
-    assert y(found["lambda_max", "2/eta, width 16", 0]) == 20.0
+    assert y(found["lambda_max", "limit, width 16", 0]) == 20.0
 
 
 def test_practice_has_a_curve_for_each_norm_and_no_stale_validation(run):
