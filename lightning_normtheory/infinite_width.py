@@ -69,7 +69,8 @@ class DGMForm(NamedTuple):
 
     @property
     def threshold(self) -> float:
-        return self.lambda_0 / (2 * self.alpha**2) if self.alpha <= 1 else self.mu_0 / 2
+        # α is measured: what was meant to be 1 is 1 up to rounding.
+        return self.lambda_0 / (2 * self.alpha**2) if self.alpha <= 1 + 1e-6 else self.mu_0 / 2
 
 
 def dgm_form(model: nn.Module, x: Tensor, outputs: Tensor) -> DGMForm | str:

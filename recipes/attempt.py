@@ -73,6 +73,8 @@ def attempt(run: PlannedRun, environment: Mapping[str, str]) -> Attempt:
     folder = run.folder.parent / _UNFINISHED / f"{run.folder.name}_{uuid.uuid4().hex[:8]}"
     folder.mkdir(parents=True)
     by_hand = shlex.join(["normtheory", "run", *run.arguments])
+    if "OMP_NUM_THREADS" in environment:  # other threads, other rounding
+        by_hand = f"OMP_NUM_THREADS={environment['OMP_NUM_THREADS']} {by_hand}"
     (folder / "command.txt").write_text(f"cd {shlex.quote(os.getcwd())} && {by_hand}\n", encoding="utf-8")
     begin = time.monotonic()
     process = lifeline.start(command(run.arguments, folder), environment, folder / "log.txt")

@@ -28,6 +28,8 @@ class FashionMNISTSlice(pl.LightningDataModule):
 
     def __init__(self, batch_size: int = 100, limit: int | None = None) -> None:
         super().__init__()
+        if limit is not None and limit < 1:
+            raise ValueError(f"Expected limit to be a positive integer, but got {limit}.")
         self.batch_size = batch_size
         self.limit = limit
 

@@ -36,6 +36,8 @@ def caption(recipe: Recipe, name: str, runs: Sequence[Run], drawn: str) -> str:
     """
     varied = varying(runs)
     common = [key for key in runs[0].settings if key not in varied and _is_told(key) and _is_set(runs[0], key)]
+    if any(run.source for run in runs):  # which may be others that stand in
+        common = [key for key in common if key != "data.dataset"]
     settings = [
         *([f"Varied: {'; '.join(_all_values(runs, key) for key in varied)}."] if varied else []),
         *([f"Common: {'; '.join(_all_values(runs, key) for key in common)}."] if common else []),

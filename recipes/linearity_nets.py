@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory import empirical_ntk
-from lightning_normtheory.recipes.supervised import Supervised
+from lightning_normtheory.recipes.supervised import Supervised, square_loss
 
 __all__ = ["BottleneckNet", "WideNet", "softmax_outputs"]
 
@@ -28,7 +28,7 @@ class _Linearity(Supervised):
         return nn.functional.cross_entropy(output, y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        x = self.trainer.datamodule.x  # type: ignore[attr-defined]
+        x = self.trainer.datamodule.x.to(next(self.parameters()))  # type: ignore[attr-defined]
         largest = empirical_ntk(self, x, outputs="full").lambda_max
         self.lr = self.step_fraction * 2 * len(x) / (self.curvature * largest)
         return super().configure_optimizers()
@@ -74,7 +74,7 @@ class WideNet(_Linearity):
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         if self.output == "linear":
             return super().loss(output, y)
-        return (output - nn.functional.one_hot(y, output.shape[1])).square().sum(1).mean()
+        return square_loss(output, y)
 
 
 def softmax_outputs(module: nn.Module, batch: Any) -> Tensor:

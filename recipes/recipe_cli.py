@@ -4,6 +4,7 @@ import argparse
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from lightning_normtheory.recipes.recipe import Recipe
 from lightning_normtheory.recipes.summary import bound_table, epoch_table, legend, theorems
 
 __all__ = ["check_options", "fit"]
+
+_OUTPUT = "normtheory_runs"
+_HERE = "."  # the save_dir of a WandbLogger that was given none
 
 
 def fit(name: str, options: Sequence[str]) -> Trainer:
@@ -69,7 +73,7 @@ class _SaveConfig(SaveConfigCallback):
         folder = record.folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         path = str(folder / "config.yaml")
-        self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
+        self.parser.save(_elsewhere(self.config), path, skip_none=False, overwrite=True, multifile=False)
         # Which images these are, a configuration does not know: others may have stood in.
         source = getattr(trainer.datamodule, "source", "")  # type: ignore[attr-defined]
         if source:
@@ -94,7 +98,7 @@ class _RecipeCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="Resume from this checkpoint.")
-        parser.add_argument("--output", type=str, default="normtheory_runs", help="The folder of all runs.")
+        parser.add_argument("--output", type=str, default=_OUTPUT, help="The folder of all runs.")
         parser.add_class_arguments(Recipe, "recipe")
         # The network fits the data, whatever they are.
         parser.link_arguments("data.features", "model.init_args.inputs", apply_on="instantiate")
@@ -111,20 +115,51 @@ class _RecipeCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except (ValueError, FileNotFoundError) as error:  # such as data that are not there
-            raise OptionError(str(error)) from error
+        except Exception as error:
+            cause = _innermost(error)
+            if isinstance(cause, (ValueError, FileNotFoundError)) and _is_ours(cause):  # data that are not there
+                raise OptionError(str(cause)) from error
+            raise
 
     def before_instantiate_classes(self) -> None:
         trainer, output = self.config.trainer, self.config.output
         trainer.default_root_dir = trainer.default_root_dir or output
-        for logger in trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]:
-            arguments: Any = getattr(logger, "init_args", None)
-            if not hasattr(arguments, "save_dir"):
-                continue
-            if arguments.save_dir in (None, "."):  # the latter is the default of WandbLogger
+        for arguments in _loggers(self.config):
+            if arguments.save_dir in (None, _HERE):
                 arguments.save_dir = output
             # Older WandbLoggers write to a temporary folder if theirs does not exist.
             Path(arguments.save_dir).mkdir(parents=True, exist_ok=True)
+
+
+def _loggers(config: Any) -> list[Any]:
+    """The arguments of all loggers that have a folder."""
+    loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else [config.trainer.logger]
+    arguments = [getattr(logger, "init_args", None) for logger in loggers]
+    return [each for each in arguments if hasattr(each, "save_dir")]
+
+
+def _elsewhere(config: Any) -> Any:
+    """The settings without the place of this run: a repetition chooses its own."""
+    copy = config.clone()
+    copy.output = _OUTPUT
+    if copy.trainer.default_root_dir == config.output:
+        copy.trainer.default_root_dir = None
+    for arguments in _loggers(copy):
+        if arguments.save_dir == config.output:
+            arguments.save_dir = _HERE
+    return copy
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What happened first: jsonargparse wraps what a class raises."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether a class of the recipes raised it. Of other classes the traceback is wanted."""
+    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent == Path(__file__).parent
 
 
 class _UnbuiltCLI(_RecipeCLI):

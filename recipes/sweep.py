@@ -42,9 +42,9 @@ def sweep(
     Returns:
         The exit code: 0, 1 if a run failed, 2 if nothing could be started, 130 or 143 after SIGINT or SIGTERM.
     """
-    group = f"{name}-{fingerprint([name, *options])}"
-    folder = Path(output, "sweeps", group)
     try:
+        group = f"{name}-{fingerprint([name, *options])}"
+        folder = Path(output, "sweeps", group)
         texts, seeds = complete(registry.recipe(name), grid, seeds, options)
         runs = plan(name, texts, seeds, options, folder)
         if jobs < 1:

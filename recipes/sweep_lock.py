@@ -11,7 +11,7 @@ __all__ = ["lock"]
 def lock(folder: Path) -> IO[str]:
     """A file in the folder that is held until it is closed, by the system if the process is killed.
 
-    Where the system has no such locks (Windows) nothing is held.
+    Where the system (Windows) or the file system has no such locks nothing is held.
 
     Raises:
         ValueError: if another process holds it.
@@ -40,6 +40,8 @@ def lock(folder: Path) -> IO[str]:
                 f"Another sweep ({file.read().strip()}) works in {folder}. Wait for its end, or give another --output. "
                 "--jobs J runs J at a time in one sweep."
             ) from None
+    except OSError:
+        return file
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()

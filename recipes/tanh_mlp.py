@@ -17,8 +17,8 @@ class TanhMLP(Supervised):
     loss by gradient descent.
 
     RSC (Section 3): f_h = v_hᵀα_L/√m, α_l = φ(W_l α_{l−1}/√m_{l−1}), α_0 = x with ‖x‖ = √d, W_l ~ N(0, σ₀²), ‖v_h‖ = 1.
-    PyTorch: the same without the factors, all weights uniform in ±1/√(fan-in), inputs as they come. Outputs and
-    gradients of the first are smaller by √m.
+    PyTorch: the same without the factors, all weights uniform in ±1/√(fan-in). Outputs and their gradients in the last
+    layer are about √m times those of the paper's scaling, gradients in the second about m times.
 
     Args:
         inputs: d.
@@ -68,7 +68,8 @@ class TanhMLP(Supervised):
         return self.factors[-1] * self.layers[-1](hidden)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        batch = next(iter(self.trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
+        x, y = next(iter(self.trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
+        batch = (x.to(self.layers[0].weight), y.to(self.device))
         top = hessian_top_eigenvalue(self, square_loss, [batch], method="lanczos", tol=1e-2)
         self.lr = self.step_fraction * 2 / top.value
         return super().configure_optimizers()

@@ -41,12 +41,12 @@ def write(
         "command": ["normtheory", "run", name, *options, "${args}"],
     }
     head = f"# wandb sweep {path}\n# wandb agent ID    (printed by the first; several agents share the runs)\n"
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(head + yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def _project(name: str) -> str:
-    config = yaml.safe_load(registry.config_path(name).read_text(encoding="utf-8"))
-    return config["trainer"]["logger"]["init_args"]["project"]
+    return registry.settings(name)["trainer"]["logger"]["init_args"]["project"]
 
 
 def _typed(value: str) -> int | float | bool | str:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import yaml
 
 from lightning_normtheory.recipes import cli, figures, grid, recipe_cli, registry, sweep
@@ -382,3 +383,46 @@ def test_an_error_of_the_training_is_not_taken_for_a_refused_option(monkeypatch)
     monkeypatch.setattr(recipe_cli, "fit", fail)
     with pytest.raises(ValueError, match="of the user's code"):
         main(["run", "quickstart"])
+
+
+# -- what a class refuses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data.root=/nowhere"], "normtheory: Expected MNIST in /nowhere, but it is not there."),
+        (["--data.limit=0"], "normtheory: Expected limit to be a positive integer, but got 0."),
+        (["--data.dataset=mnits"], "Did you mean 'mnist'?"),
+    ],
+)
+def test_what_a_recipe_refuses_is_one_line(capsys, options, message):
+    assert main(["run", "wn-mnist", *options]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+class Refusing(pl.LightningModule):
+    def __init__(self) -> None:
+        raise ValueError("the user's own")
+
+
+def test_an_error_of_the_users_class_keeps_its_traceback():
+    with pytest.raises(Exception, match="the user's own") as caught:
+        main(["run", "wn-mnist", f"--model={__name__}.Refusing"])
+    assert not isinstance(caught.value, SystemExit)
+
+
+def test_saved_settings_repeat_a_run_elsewhere(tmp_path):
+    small = ["--data.limit=50", "--model.width=4", "--trainer.max_epochs=1", "--trainer.logger=false"]
+    assert main(["run", "wn-mnist", *small, f"--output={tmp_path / 'first'}"]) == 0
+    (config,) = (tmp_path / "first").rglob("config.yaml")
+    assert str(tmp_path) not in config.read_text()
+    assert main(["run", "wn-mnist", f"--config={config}", f"--output={tmp_path / 'second'}"]) == 0
+    curves = [next((tmp_path / name).rglob("wn-mnist.csv")).read_text() for name in ("first", "second")]
+    assert curves[0] == curves[1]
+
+
+@pytest.mark.parametrize("name", ["rsc-width", "linearity-width"])
+def test_steps_are_chosen_in_the_precision_of_the_run(name):
+    small = ["--model.width=8", "--trainer.max_epochs=1", "--trainer.logger=false", "--trainer.precision=64-true"]
+    assert main(["run", name, *small]) == 0

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lightning_normtheory.recipes import attempt, lifeline, registry, wandb_sweep
 from lightning_normtheory.recipes.cli import main
 from lightning_normtheory.recipes.grid import complete, parse, points
-from lightning_normtheory.recipes.planned_run import plan
+from lightning_normtheory.recipes.planned_run import fingerprint, plan
 from lightning_normtheory.recipes.recipe import Recipe
 from lightning_normtheory.recipes.sweep import sweep
 from lightning_normtheory.recipes.sweep_lock import lock
@@ -76,8 +76,13 @@ def child(tmp_path, monkeypatch):
     return drawn
 
 
-def folders(output="out", name="quickstart"):
-    return {path.name[:-9]: path for path in Path(output, "sweeps", name).glob("*=*_????????")}
+def place(*options):
+    """The folder of the sweeps of quickstart with these options."""
+    return Path("out", "sweeps", f"quickstart-{fingerprint(['quickstart', *options])}")
+
+
+def folders(output="out"):
+    return {path.name[:-9]: path for path in Path(output, "sweeps").glob("quickstart-????????/*=*_????????")}
 
 
 def marks(output="out"):
@@ -223,9 +228,12 @@ def test_other_options_have_other_folders(tmp_path, monkeypatch):
     Path("my.yaml").write_text("model: {width: 2}")
     assert all(names(*options) != those for options, those in zip(forms, before))
     before = names()
+    text = registry.config_path("quickstart").read_text()
     changed = tmp_path / "quickstart.yaml"
-    changed.write_text(registry.config_path("quickstart").read_text() + "# changed")
     monkeypatch.setattr(registry, "config_path", lambda name: changed)
+    changed.write_text(text.replace("figure: overview", "figure: practice") + "# changed")
+    assert names() == before  # that changes no run
+    changed.write_text(text.replace("width: 256", "width: 257"))
     assert names() != before
 
 
@@ -248,8 +256,8 @@ def test_every_point_and_seed_runs_once(child, capsys):
     assert "[4/4]" in out
     assert "reused" not in out
     by_hand = (folders()["a=2_seed=1"] / "command.txt").read_text()
-    assert by_hand.endswith(" && normtheory run quickstart '--b=x y' --a=2 --seed_everything=1\n")
-    assert not Path("out/sweeps/quickstart/unfinished").exists()
+    assert by_hand.endswith(" normtheory run quickstart '--b=x y' --a=2 --seed_everything=1\n")
+    assert not (place("--b=x y") / "unfinished").exists()
     assert len(child[0]) == 4
 
     before = marks()
@@ -306,7 +314,7 @@ def test_a_failed_run_does_not_stop_the_others(child, capsys):
     assert "4 of 5 runs failed. The figure is of the others." in err
     for reason in ("exit code 3", "signal 9", "no normtheory.jsonl"):
         assert reason in err
-    logs = {path.name.split("_")[0]: path for path in Path("out/sweeps/quickstart/failed").iterdir()}
+    logs = {path.name.split("_")[0]: path for path in (place() / "failed").iterdir()}
     assert set(logs) == {"do=fail", "do=crash", "do=measure-nothing", "do=fail-once"}
     assert "the reason" in logs["do=fail"].read_text()
     assert str(logs["do=fail"]) in err
@@ -361,8 +369,8 @@ def test_a_wrong_sweep_starts_nothing(child, capsys, arguments, message):
 
 
 def test_one_sweep_at_a_time(child, capsys):
-    with lock(Path("out/sweeps/quickstart")):
-        attempts = Path("out/sweeps/quickstart/unfinished/x")
+    with lock(place()):
+        attempts = place() / "unfinished" / "x"
         attempts.mkdir(parents=True)
         assert sweep("quickstart", {}, 1, 1, [], "out") == 2
         assert attempts.exists()
@@ -461,7 +469,7 @@ def test_a_killed_sweep_of_a_recipe_goes_on(tmp_path):
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     start = [*COMMAND, *arguments, *options, f"--trainer.callbacks={callbacks}"]
     process = subprocess.Popen(start, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    logs = "sweeps/quickstart/unfinished/model.width=16_seed=0_*/log.txt"
+    logs = "sweeps/quickstart-*/unfinished/model.width=16_seed=0_*/log.txt"
     try:
         wait(lambda: folders() and list(Path("out").glob(logs)), process)
         pids = wait(lambda: len(found := at_work_in(tmp_path)) == 2 and found, process)
@@ -471,7 +479,7 @@ def test_a_killed_sweep_of_a_recipe_goes_on(tmp_path):
     before = marks()
     assert set(before) == {"model.width=8_seed=0"}
     wait(lambda: not any(alive(pid) for pid in pids))
-    assert not list(Path("out").glob("sweeps/quickstart/unfinished/**/normtheory.jsonl"))  # it did not run to its end
+    assert not list(Path("out").glob("sweeps/quickstart-*/unfinished/**/normtheory.jsonl"))  # it did not run to its end
     done = subprocess.run(start, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "model.width=8 seed=0    reused" in done.stdout
@@ -480,6 +488,7 @@ def test_a_killed_sweep_of_a_recipe_goes_on(tmp_path):
     assert before.items() <= after.items()
     assert not list(Path("out").rglob("unfinished"))
     for ending in ("png", "svg", "csv", "txt"):
-        assert f"out/sweeps/quickstart/quickstart.{ending}\n" in done.stdout
-        assert Path(f"out/sweeps/quickstart/quickstart.{ending}").stat().st_size > 0
+        (figure,) = Path("out").glob(f"sweeps/quickstart-*/quickstart.{ending}")
+        assert f"{figure}\n" in done.stdout
+        assert figure.stat().st_size > 0
     assert "max_epochs=1" in (folders()["model.width=8_seed=0"] / "command.txt").read_text()
