@@ -1,7 +1,7 @@
 """BN, Figure 1 and Proposition 1.1: the margins of a network with BatchNorm, against its width and on dyadic data."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
@@ -59,7 +59,7 @@ def dyadic(runs: Sequence[Run]) -> Drawing:
 
 
 def _against(
-    runs: Sequence[Run], figure_name: str, setting: str, of: dict[str, tuple[str, Callable[[Run], float | None]]]
+    runs: Sequence[Run], figure_name: str, setting: str, of: Mapping[str, tuple[str, Callable[[Run], float | None]]]
 ) -> tuple[Panel, Figure]:
     figure, (axes,) = new_figure(1)
     panel = Panel(axes, figure_name, [])
