@@ -22,11 +22,16 @@ _COLUMNS = {
     "normtheory/mean_predictor_grad_norm_sq": ("‖ḡ‖²", "ḡ is the mean gradient of the outputs"),
     "normtheory/hessian_lambda_max": ("λ_max", "largest eigenvalue of the Hessian"),
     "normtheory/hessian_edge": ("2/η", "plain steps are stable while λ_max is below"),
-    "normtheory/hessian_stability_limit": ("limit", "the same for the optimizer's momentum and decay"),
+    "normtheory/hessian_stability_limit": ("limit", "the optimizer's steps are stable while λ_max is below"),
     "normtheory/ntk_lambda_min": ("λ_min(K)", "of the tangent kernel, which is positive definite if that is > 0"),
     "normtheory/ntk_change_max": ("ΔK", "largest change of the tangent kernel since the start"),
     "normtheory/batchnorm_gamma_a": ("γ_a", "margin through the output weights, at the start"),
     "normtheory/batchnorm_gamma_c": ("γ_c", "margin through BatchNorm's scales, at the start"),
+}
+# Where both are there, the second is shown.
+_INSTEAD = {
+    "normtheory/hessian_edge": "normtheory/hessian_stability_limit",
+    "normtheory/ntk_change_max": "normtheory/hessian_lambda_max",
 }
 
 
@@ -81,7 +86,12 @@ def _epochs(path: Path) -> dict[int, dict[str, float]]:
 
 
 def _shown(rows: Mapping[int, Mapping[str, float]]) -> list[str]:
-    return [key for key in _COLUMNS if any(key in row for row in rows.values())]
+    """The columns that there is something for; of those that say nearly the same, one, for a terminal of 80 columns."""
+    shown = [key for key in _COLUMNS if any(key in row for row in rows.values())]
+    for key, better in _INSTEAD.items():
+        if key in shown and better in shown:
+            shown.remove(key)
+    return shown
 
 
 # What is measured, what bounds it, and where that is from.
