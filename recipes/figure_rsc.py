@@ -34,7 +34,8 @@ def rsc(runs: Sequence[Run]) -> Drawing:
             panel.draw(curve, colour[group.key[0]], label=group.label)
         panel.title(f"({letter}) during training" + f": {each.label}" * bool(each.label), "step $t$", r"$\|\bar g_t\|$")
         panel.log_y()
-        panel.legend()
+        if place is axes[0]:  # the widths are the same in all
+            panel.legend_below()
     _draw_minima(Panel(axes[-1], "least norm of the mean gradient", table), settings, minima)
     return Drawing(figure, table, _caption(len(settings)))
 
@@ -44,7 +45,7 @@ def _draw_minima(panel: Panel, settings: Sequence[Group], minima: Sequence[Curve
         panel.draw(curve, PALETTE[i % 6], marker=MARKERS[i % 6], label=each.label)
     panel.title(f"({_LETTERS[len(settings)]}) its minimum", "width $m$", r"$\min_t \|\bar g_t\|$")
     panel.log_x()
-    panel.log_y()
+    panel.log_y(always=True)
     panel.room(above=0.12 * len(settings) if len(settings) > 1 else 0)
     panel.legend()
 
