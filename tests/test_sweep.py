@@ -395,7 +395,9 @@ sys.exit(sweep("quickstart", {{"do": ["finish", "hang"]}}, 2, 2, [], "out"))
 """)
     process = subprocess.Popen([sys.executable, str(driver)], stdout=subprocess.DEVNULL)
     try:
-        found = wait(lambda: len(list(Path("out").rglob("pids"))) == 2 and list(Path("out").rglob("pids")), process)
+        # Not below the others, whose folders move while one looks.
+        hanging = "sweeps/*/unfinished/do=hang*/**/pids"
+        found = wait(lambda: len(found := list(Path("out").glob(hanging))) == 2 and found, process)
         pids = wait(lambda: len(pids := [pid for path in found for pid in path.read_text().split()]) == 4 and pids)
         assert all(alive(pid) for pid in pids)
         assert sweep("quickstart", {}, 1, 1, [], "out") == 2
