@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_normtheory import feeding_layers, normalized_layers
 
-from feeding_nets import NETS, UNDECIDABLE, Squash, bn, conv, image, make
+from feeding_nets import NETS, UNDECIDABLE, make
+from feeding_parts import Squash, bn, conv, image
 from oracles import UndecidedError, layer_names, scale_invariant_pairs
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,14 +11,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lightning_normtheory.recipes import attempt, lifeline, registry, wandb_sweep
-from lightning_normtheory.recipes.cli import main
-from lightning_normtheory.recipes.grid import complete, parse, points
-from lightning_normtheory.recipes.planned_run import fingerprint, plan
+from lightning_normtheory.recipes import attempt, lifeline, registry
+from lightning_normtheory.recipes.planned_run import fingerprint
 from lightning_normtheory.recipes.recipe import Recipe
 from lightning_normtheory.recipes.sweep import sweep
 from lightning_normtheory.recipes.sweep_lock import lock
@@ -121,132 +115,6 @@ def at_work_in(folder):
 
 def environment(name, output="out"):
     return json.loads(next(folders(output)[name].rglob("environment")).read_text())
-
-
-# --- the grid ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("item", "values"),
-    [
-        ("a=1", ["1"]),
-        ("a= 1 , 2", ["1", "2"]),
-        ("a=[1,2],[3]", ["[1,2]", "[3]"]),
-        ("a={x: [1,2], y: 'p,q'},null", ["{x: [1,2], y: 'p,q'}", "null"]),
-        ("a='x,y',z", ["x,y", "z"]),
-        ('a="x\\",y",z', ['x",y', "z"]),
-        ("a='it''s, so',z", ["it's, so", "z"]),
-        ("a=it's,that's", ["it's", "that's"]),
-        ("a='',b", ["", "b"]),
-        ("a=k=v,1e-3", ["k=v", "1e-3"]),
-        ("a=[']',x],y", ["[']',x]", "y"]),
-    ],
-)
-def test_values_of_a_grid(item, values):
-    assert parse([item]) == {"a": values}
-
-
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        (["model.width"], "Expected OPTION=VALUE"),
-        (["=1,2"], "Expected OPTION=VALUE"),
-        (["--model.width=1"], "such as model.width=64,256, got '--model.width=1'"),
-        (["a="], "empty value"),
-        (["a=1,,2"], "empty value"),
-        (["a=1,2,"], "empty value"),
-        (["a=1,2,1"], "'1' comes twice"),
-        (["a=1", "a=2"], "has a twice"),
-        (["a=[1,2"], "The ] that closes"),
-        (["a=1],2"], "nothing opens"),
-        (["a=[1}"], "nothing opens"),
-        (["a='x,y"], "The ' that closes"),
-        (["a='x'y"], "do not enclose"),
-        (["a='x': 1"], "do not enclose"),
-    ],
-)
-def test_what_is_no_grid_is_refused(items, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        parse(items)
-
-
-plain = st.text("a0.-'/ ", min_size=1, max_size=5).map(lambda text: f"x{text}x")
-
-
-@given(st.dictionaries(st.sampled_from(["a", "b.c_d"]), st.lists(plain, min_size=1, max_size=3, unique=True)))
-def test_a_grid_that_is_written_is_read_back(grid):
-    assert parse([f"{option}={','.join(values)}" for option, values in grid.items()]) == grid
-    quoted = {option: [f'"{value},"' for value in values] for option, values in grid.items()}
-    with_commas = {option: [f"{value}," for value in values] for option, values in grid.items()}
-    assert parse([f"{option}={','.join(values)}" for option, values in quoted.items()]) == with_commas
-
-
-@given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers().map(str), min_size=1, max_size=3, unique=True)))
-def test_points_are_all_choices_in_order(grid):
-    found = [tuple(point.values()) for point in points(grid)]
-    assert len(set(found)) == len(found)
-    assert all(list(point) == list(grid) for point in points(grid))
-    ranks = [tuple(values.index(value) for values, value in zip(grid.values(), point)) for point in found]
-    assert ranks == sorted(ranks)
-    product = 1
-    for values in grid.values():
-        product *= len(values)
-    assert len(found) == product
-
-
-@pytest.mark.parametrize(
-    ("grid", "seeds", "options", "message"),
-    [
-        ({}, 0, [], "at least one seed, got 0"),
-        ({"seed_everything": ["1"]}, 1, [], "--seeds N"),
-        ({}, 1, ["--seed_everything", "5"], "--seeds N"),
-        ({"output": ["x"]}, 1, [], "use --output"),
-        ({"model.width": ["1"]}, 1, ["--model.width=2"], "in the grid and among the options"),
-    ],
-)
-def test_an_option_is_set_once(grid, seeds, options, message):
-    with pytest.raises(ValueError, match=message):
-        complete(Recipe("", "", "", ""), grid, seeds, options)
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-def names(*options, seeds=1, **grid):
-    return [run.folder.name for run in plan("quickstart", grid, seeds, options, Path())]
-
-
-def test_a_larger_grid_has_the_folders_of_the_smaller():
-    assert set(names(a=["1"], b=["2"])) < set(names(b=["1", "2"], a=["1", "3"], seeds=2))
-
-
-def test_other_options_have_other_folders(tmp_path, monkeypatch):
-    assert not set(names(a=["1", "2"])) & set(names("--data.limit=10", a=["1", "2"]))
-    Path("my.yaml").write_text("model: {width: 1}")
-    forms = (["--config=my.yaml"], ["--config", "my.yaml"])
-    before = [names(*options) for options in forms]
-    Path("my.yaml").write_text("model: {width: 2}")
-    assert all(names(*options) != those for options, those in zip(forms, before))
-    before = names()
-    text = registry.config_path("quickstart").read_text()
-    changed = tmp_path / "quickstart.yaml"
-    monkeypatch.setattr(registry, "config_path", lambda name: changed)
-    changed.write_text(text.replace("figure: overview", "figure: practice") + "# changed")
-    assert names() == before  # that changes no run
-    changed.write_text(text.replace("width: 256", "width: 257"))
-    assert names() != before
-
-
-def test_names_suit_every_file_system():
-    found = names(a=['{x: "y/z"}', "C:\\ü*?<>|", "x" * 500, "x" * 501])
-    assert len(set(found)) == 4
-    for name in found:
-        assert len(name) < 100
-        assert name.isascii()
-        assert not set(name) & set('/\\:*?"<>| ')
-
-
-# --- sweeps of the stand-in -------------------------------------------------------------------------------------------
 
 
 def test_every_point_and_seed_runs_once(child, capsys):
@@ -411,53 +279,6 @@ sys.exit(sweep("quickstart", {{"do": ["finish", "hang"]}}, 2, 2, [], "out"))
     assert sweep("quickstart", {"do": ["finish"], "a": ["1"]}, 1, 1, [], "out") == 0
     assert before.items() <= marks().items()
     assert not list(Path("out").rglob("unfinished"))
-
-
-# --- W&B --------------------------------------------------------------------------------------------------------------
-
-
-def expanded(path, **chosen):
-    """The command that W&B's agent starts."""
-    from wandb import wandb_agent
-
-    config = yaml.safe_load(Path(path).read_text())
-    with mock.patch.dict(os.environ), mock.patch.object(wandb_agent, "AgentProcess") as process:
-        agent = wandb_agent.Agent(mock.Mock(), mock.Mock(), sweep_id="s")
-        agent._sweep_command = config["command"]
-        given = {name: {"value": value} for name, value in chosen.items()}
-        agent._command_run({"type": "run", "run_id": "1", "program": config["program"], "args": given})
-    return process.call_args.kwargs["command"]
-
-
-def test_the_grid_as_a_sweep_of_wandb(capsys):
-    grid = parse(["model.width=8,16", "model.lr=1e-3", "trainer.barebones=true,false", "trainer.callbacks=[],null"])
-    wandb_sweep.write("w.yaml", "quickstart", grid, 2, ["--trainer.max_epochs=1", "--data.limit", "100"])
-    text = Path("w.yaml").read_text()
-    assert text.startswith("# wandb sweep w.yaml\n# wandb agent ID")
-    config = yaml.safe_load(text)
-    assert config["method"] == "grid"
-    assert config["project"] == "quickstart"
-    assert {option: value["values"] for option, value in config["parameters"].items()} == {
-        "model.width": [8, 16],
-        "model.lr": [0.001],
-        "trainer.barebones": [True, False],
-        "trainer.callbacks": ["[]", "null"],
-        "seed_everything": [0, 1],
-    }
-    last = {option: value["values"][-1] for option, value in config["parameters"].items()}
-    for chosen in (last, {**last, "trainer.barebones": True, "trainer.callbacks": "[]"}):
-        program, *arguments = expanded("w.yaml", **chosen)
-        assert program == "normtheory"
-        with pytest.raises(SystemExit) as caught:
-            main([*arguments, "--print_config"])
-        assert caught.value.code in (0, None)
-        read = yaml.safe_load(capsys.readouterr().out)
-        assert read["seed_everything"] == 1
-        assert read["model"]["init_args"] | {"width": 16, "lr": 0.001} == read["model"]["init_args"]
-        assert read["trainer"]["max_epochs"] == 1
-        assert read["trainer"]["barebones"] is chosen["trainer.barebones"]
-        assert read["trainer"]["callbacks"] == yaml.safe_load(chosen["trainer.callbacks"])
-        assert read["data"]["init_args"]["limit"] == 100
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
