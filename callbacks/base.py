@@ -5,18 +5,21 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lightning_normtheory.callbacks import record
+from lightning_normtheory.callbacks import record, wandb_stream
 from lightning_normtheory.callbacks.budget import TimeBudget
 from lightning_normtheory.callbacks.checks import check_arguments, check_training_step, refuse_unknown_arguments
+from lightning_normtheory.callbacks.conclusion import conclude
 from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.host import HostCallback
 from lightning_normtheory.callbacks.measured_function import BatchFunction, FailedElsewhereError
 from lightning_normtheory.callbacks.probe import Probe
+from lightning_normtheory.callbacks.progress import MeasurementProgress, clear_line
 from lightning_normtheory.callbacks.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.layers import refuse_uninitialized
@@ -80,6 +83,7 @@ class DiagnosticCallback(HostCallback):
         self._validation_probe: ValidationProbe | None = None
         self._started = False
         self._resumed = False
+        self._wrote = False
         # What views have found out about the samples and the loss, once for a fit.
         self._known: dict[str, Any] = {}
         self._warned: set[str] = set()
@@ -100,7 +104,7 @@ class DiagnosticCallback(HostCallback):
         self._budget = TimeBudget(self.max_overhead)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = False
+        self._started = self._wrote = False
         self._warned.clear()
         self._active = []
         for diagnostic in self._diagnostics:
@@ -164,10 +168,13 @@ class DiagnosticCallback(HostCallback):
             outputs=any(diagnostic.needs_outputs for diagnostic in self._active),
         )
         if not self._resumed and not self.probe.collecting:
-            for diagnostic in self._active:
-                self._guarded(diagnostic, lambda d: d.start(view))
+            with self._progress(view.trainer) as progress:
+                for diagnostic in self._active:
+                    progress.begin(diagnostic.title)
+                    self._guarded(diagnostic, lambda d: d.start(view))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._conclude(trainer)
         self.probe.release()
         if self._validation_probe is not None:
             self._validation_probe.release()
@@ -177,6 +184,22 @@ class DiagnosticCallback(HostCallback):
                 "Expected a training loader with at least one batch, but it is empty: nothing was trained and nothing"
                 " measured. Check the dataset's length and drop_last."
             )
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt):  # whoever stops a run wants to see how far it came
+            self._conclude(trainer)
+
+    def _conclude(self, trainer: Trainer) -> None:
+        """Once for all callbacks: the last one speaks."""
+        ours = [each for each in trainer.callbacks if isinstance(each, DiagnosticCallback)]  # type: ignore[attr-defined]
+        if self is not ours[-1]:
+            return
+        try:
+            conclude(trainer)
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._warn_once("end", f"The table at the end could not be made: {type(error).__name__}: {error}")
 
     # -- validation: where its loaders first exist, and where the batches of an iterable one pass ----------------------
 
@@ -229,20 +252,40 @@ class DiagnosticCallback(HostCallback):
         begin = time.perf_counter()
         view = self._view(trainer, pl_module)
         metrics: dict[str, float] = {}
-        for diagnostic in self._active:
-            measured = self._guarded(diagnostic, lambda d: d.measure(view))
-            metrics.update(measured if measured is not None else dict.fromkeys(diagnostic.names, math.nan))
+        with self._progress(trainer) as progress:
+            for diagnostic in self._active:
+                progress.begin(diagnostic.title)
+                measured = self._guarded(diagnostic, lambda d: d.measure(view))
+                metrics.update(measured if measured is not None else dict.fromkeys(diagnostic.names, math.nan))
         metrics["seconds"] = time.perf_counter() - begin
         return metrics
+
+    def _progress(self, trainer: Trainer) -> MeasurementProgress:
+        return MeasurementProgress(trainer, len(self._active), self.prefix, partial(self._warn_once, "progress"))
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, metrics: Mapping[str, float]) -> None:
         """To the loggers and into the file."""
         named = {self._metric_name(name): value for name, value in metrics.items()}
+        self._announce(trainer, {self._metric_name(name): name for name in metrics})
         for name, value in named.items():
             # Two callbacks log `seconds` under one name: what they cost together is the sum.
             reduce = "sum" if name.endswith("/seconds") else "mean"
             pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, reduce_fx=reduce)
         self._write(trainer, named)
+
+    def _announce(self, trainer: Trainer, names: Mapping[str, str]) -> None:
+        """Prepare W&B for what is about to be logged."""
+        try:
+            wandb_stream.define(trainer, names)
+            wandb_stream.describe(trainer, self.settings())
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._warn_once(
+                "wandb",
+                f"W&B does not know the axes or the settings of {self.prefix}, and training goes on without: "
+                f"{type(error).__name__}: {error}",
+            )
 
     def _guarded(self, diagnostic: Diagnostic, action: Any) -> Any:
         """Do it; a failure is reported once per diagnostic and fit, and never stops a run that did not ask for it."""
@@ -267,6 +310,7 @@ class DiagnosticCallback(HostCallback):
     def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
         if key not in self._warned:
             self._warned.add(key)
+            clear_line()
             warn(message)
 
     def _metric_name(self, name: str) -> str:
@@ -284,7 +328,8 @@ class DiagnosticCallback(HostCallback):
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
         notes = {name: note for diagnostic in self._active for name, note in diagnostic.notes().items()}
         try:
-            record.write(trainer, {"settings": self.settings(), **notes}, metrics, users)
+            record.write(trainer, {"settings": self.settings(), **notes}, metrics, users, first=not self._wrote)
+            self._wrote = True
         except OSError as error:
             self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
 

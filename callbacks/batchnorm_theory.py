@@ -37,6 +37,7 @@ class _Start(NamedTuple):
 class BatchNormTheoryDiagnostic(Diagnostic):
     """ε_N of each layer, and the way of a two-layer network beside the radii of BN, Theorem 2.1."""
 
+    title = "BatchNorm"
     names: tuple[str, ...] = ("batchnorm_epsilon",)
     needs_loss = False
     optional = True

@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measured_function import BatchFunction
+from lightning_normtheory.callbacks.messages import say
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.certificate import (
@@ -42,6 +42,7 @@ _MEASURED = f"{_NAME}_rate_measured"
 class ConvergenceCertificateDiagnostic(Diagnostic):
     """The conditions with their margins and rates, and the radii that the theorems are about."""
 
+    title = "certificate"
     names: tuple[str, ...] = (_MEASURED,)
     needs_outputs = True
 
@@ -70,7 +71,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             dgm="" if self._dgm else str(form),
             batchnorm=why_not_batchnorm(view.batchnorm_form(self._samples), view.targets(self._samples)),
         )
-        rank_zero_info(theorem_table(self._theorems))
+        say(view.trainer, theorem_table(self._theorems))
         if isinstance(setting.chain, Chain):
             self._initial = [link.affine.weight.detach().cpu().clone() for link in setting.chain.links]
 
@@ -250,7 +251,7 @@ class ConvergenceCertificate(DiagnosticCallback):
     and weight decay have no guarantee in these papers, and a condition that holds now need not hold after such steps.
     For the square loss only, recognised by its value at every measurement.
 
-    The table of the theorems is printed at fit start, and is in the first line of ``normtheory.jsonl``.
+    The table of the theorems is printed at fit start, and is in the header of ``normtheory.jsonl``.
 
     Logged after every n-th epoch, as far as the network allows it; what cannot be tested is not there:
 
@@ -266,8 +267,8 @@ class ConvergenceCertificate(DiagnosticCallback):
       and 1/k for `MSELoss`; these are, for k outputs, ``samples``/k samples of the probe;
     * ``normtheory/ntk_mean_grad_norm_sq``: ‖ḡ‖² of the same samples, which RSC asks to be large, beside
       ``…_bound`` = λ_min/(nk), what NTK knows of it (RSC, Remark 5.5);
-    * for a network of DGM's form, ``normtheory/certificate_dgm_v`` or ``…_dgm_g`` with its margin (Theorem 4.1 for
-      α ≤ 1, 4.2 for α > 1);
+    * for a network of DGM's form, ``normtheory/certificate_dgm_v`` with ``…_dgm_v_margin`` (Theorem 4.1) for α ≤ 1, or
+      ``…_dgm_g`` with ``…_dgm_g_margin`` (Theorem 4.2) for α > 1;
     * ``normtheory/certificate_rate_measured``: L⁺/L per step of the optimizer, the mean since the last measurement;
     * ``normtheory/rho_1`` = max_h ‖v_h − v_h(0)‖ of the output weights, and without WeightNorm ``normtheory/rho`` =
       max_l ‖W_l − W_l(0)‖₂ over the hidden layers;

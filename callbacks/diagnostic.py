@@ -18,6 +18,7 @@ class Diagnostic:
     """One quantity. The callback that runs it does everything else.
 
     Attributes:
+        title: what it measures, in a word or two, for people who wait for it.
         names: the metrics it logs, without the prefix; these become NaN when a measurement fails.
         explained: metrics that are NaN for a reason which the diagnostic has given itself.
         needs_probe: whether it looks at data; if not, any loader and any batch will do.
@@ -27,6 +28,7 @@ class Diagnostic:
         optional: whether a callback that leaves out what does not apply need not mention it.
     """
 
+    title: ClassVar[str] = "measuring"
     names: tuple[str, ...]
     explained: frozenset[str] = frozenset()
     needs_probe: ClassVar[bool] = True

@@ -5,12 +5,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measured_function import BatchFunction
+from lightning_normtheory.callbacks.messages import warn
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.edge_of_stability import edges_of_stability
@@ -27,6 +27,7 @@ _PREDICTOR = "predictor_hessian_norm"
 class HessianTopEigenvalueDiagnostic(Diagnostic):
     """λ_max with its error bar, warm-started from the last one measured, and 2/η."""
 
+    title = "Hessian"
     names: tuple[str, ...] = (
         _LAMBDA,
         f"{_LAMBDA}_residual",
@@ -50,10 +51,12 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         # The last eigenvector, by parameter name, in half precision: where to begin needs no more digits, and it is in
         # every checkpoint. An uninterrupted run begins with the same rounded one.
         self._vector: dict[str, Tensor] = {}
+        self._optimizers: list[str] = []
         self._warned = False
 
     def measure(self, view: View) -> dict[str, float]:
         begin = time.perf_counter()
+        self._optimizers = [type(optimizer).__name__ for optimizer in view.trainer.optimizers]
         pair = view.with_hessian(self._solve, self._memory)
         self._vector = _rounded(pair.vector)
         metrics = {
@@ -66,7 +69,7 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         }
         if not pair.converged and not self._warned:
             self._warned = True
-            rank_zero_warn(
+            warn(
                 f"λ_max has not converged within max_hvps={pair.hvps} products: the residual {pair.residual:.2g} is "
                 f"above tol={self._options['tol']:g} times {pair.value:.3g}. Raise max_hvps, or use method='lanczos'."
             )
@@ -76,6 +79,10 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
     def _solve(self, hessian: LossHessian) -> Eigenpair:
         start = _warm_start(self._vector, hessian.space)
         return leading_eigenpairs(hessian, 1, which="algebraic", start=start, **self._options)[0]
+
+    def notes(self) -> dict[str, Any]:
+        # 2/η is the limit of plain steps only.
+        return {"optimizers": self._optimizers}
 
     def state_dict(self) -> dict[str, Any]:
         return {"vector": self._vector}
@@ -87,6 +94,7 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
 class PredictorHessianDiagnostic(Diagnostic):
     """max_i ‖∇²f(θ; x_i)‖₂ over some samples of the probe."""
 
+    title = "predictor's Hessian"
     names = (_PREDICTOR, f"{_PREDICTOR}_residual", f"{_PREDICTOR}_converged")
     needs_outputs = True
 
@@ -101,7 +109,7 @@ class PredictorHessianDiagnostic(Diagnostic):
         converged = residual <= self._tol * norm
         if not converged and not self._warned:
             self._warned = True
-            rank_zero_warn(f"{_PREDICTOR} has not converged within max_hvps={self._max_hvps}: it is a lower bound.")
+            warn(f"{_PREDICTOR} has not converged within max_hvps={self._max_hvps}: it is a lower bound.")
         return {_PREDICTOR: norm, f"{_PREDICTOR}_residual": residual, f"{_PREDICTOR}_converged": float(converged)}
 
 

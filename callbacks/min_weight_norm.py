@@ -14,6 +14,7 @@ __all__ = ["MinWeightNorm"]
 class MinWeightNormDiagnostic(Diagnostic):
     """w_min and the smallest norm of each layer."""
 
+    title = "weight norms"
     names = ("min_weight_norm",)
     needs_probe = False
     needs_loss = False

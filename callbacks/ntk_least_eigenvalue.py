@@ -5,12 +5,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measured_function import BatchFunction
+from lightning_normtheory.callbacks.messages import warn
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.infinite_width import DGMForm
@@ -26,6 +26,7 @@ _MANY_OUTPUTS, _MANY_ROWS = 100, 4096
 class NTKLeastEigenvalueDiagnostic(Diagnostic):
     """λ_min with its floor, λ_max, the parts of the kernel, and its way since the start of the fit."""
 
+    title = "tangent kernel"
     names: tuple[str, ...] = (
         _LAMBDA,
         f"{_LAMBDA}_floor",
@@ -113,22 +114,22 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             return
         self._warned = True
         if found.remark:
-            rank_zero_warn(found.remark)
+            warn(found.remark)
         if found.deficiency:
             remedy = "Remove them from the training set" if found.duplicates else "Measure it on fewer samples"
-            rank_zero_warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. {remedy}.")
+            warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. {remedy}.")
         if found.number_of_outputs > _MANY_OUTPUTS and self._outputs != "sum":
-            rank_zero_warn(
+            warn(
                 f"The tangent kernel takes a backward pass for each of {found.number_of_outputs} outputs. That of their"
                 " sum, outputs='sum' (in NormTheory: ntk_outputs='sum'), takes one; or measure every n-th epoch."
             )
         if len(found.kernel) > _MANY_ROWS:
-            rank_zero_warn(
+            warn(
                 f"The tangent kernel has {len(found.kernel)} rows: with its parts and the one in the checkpoint it "
                 f"takes {5 * found.kernel.nbytes / 1e9:.1f} GB. Measure it on fewer samples, or use outputs='trace'."
             )
         if found.one_by_one and math.isfinite(found.lambda_max):
-            rank_zero_warn(
+            warn(
                 "The tangent kernel is computed sample by sample, exact but slow, in some parameters: "
                 f"{', '.join(found.one_by_one[:3])}{', …' if len(found.one_by_one) > 3 else ''}."
             )
@@ -160,6 +161,8 @@ def _parts(found: TangentKernel) -> dict[str, float]:
     total = float(found.kernel.trace()) or 1.0
     for layer, parts in found.layers.items():
         label = layer.replace(".", "_") or "module"
+        while f"layers/ntk_share__{label}" in metrics:  # "a.b_c" and "a_b.c" are different layers
+            label += "_"
         traces = {part: float(getattr(parts, part).trace()) / total for part in shares}
         metrics[f"layers/ntk_share__{label}"] = sum(traces.values())
         if traces["direction"] or traces["length"]:

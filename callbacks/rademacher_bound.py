@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_normtheory.batchnorm_bounds import batchnorm_rademacher
 from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measured_function import BatchFunction
+from lightning_normtheory.callbacks.messages import warn
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.validation_probe import Gap
 from lightning_normtheory.callbacks.view import View
@@ -30,6 +30,7 @@ _SAMPLES = 1024
 class RademacherBoundDiagnostic(Diagnostic):
     """The complexity of the network's class, the bound that follows, and the measured gap."""
 
+    title = "generalization"
     names: tuple[str, ...] = (_BOUND,)
     needs_outputs = True
     needs_validation = True
@@ -112,7 +113,7 @@ class RademacherBoundDiagnostic(Diagnostic):
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            rank_zero_warn(message)
+            warn(message)
 
 
 def _prediction_loss(view: View) -> float | None:

@@ -1,4 +1,8 @@
-"""The JSON Lines file: one row per measured epoch, on disk before training goes on."""
+"""The JSON Lines file: one row per measured epoch, on disk before training goes on.
+
+A line with ``schema`` is a header: how the numbers after it came about. Each callback writes one, and so does a resumed
+run whose settings or versions are others. Every other line is a row.
+"""
 
 import json
 import math
@@ -8,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +20,7 @@ from pytorch_lightning import Trainer
 
 import lightning_normtheory
 
-__all__ = ["append", "folder", "read", "write"]
+__all__ = ["append", "folder", "read", "versions", "write"]
 
 SCHEMA = 1
 # Callbacks of one trainer write into one folder, also where there is no logger to name it.
@@ -40,9 +44,19 @@ def folder(trainer: Trainer) -> Path:
 
 
 def write(
-    trainer: Trainer, about: Mapping[str, Any], metrics: Mapping[str, float], user_metrics: Mapping[str, float]
+    trainer: Trainer,
+    about: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    user_metrics: Mapping[str, float],
+    *,
+    first: bool,
 ) -> None:
-    """Add the row of this epoch to the run's file. ``about`` goes into the header, with the run and the versions.
+    """Add the row of this epoch to the run's file.
+
+    Args:
+        about: goes into the header, with the run and the versions.
+        first: whether it is the first row that this callback writes in this fit: then the header comes before it,
+            unless the file has the same one already, as that of a resumed run.
 
     Raises:
         OSError: if it cannot be written.
@@ -55,11 +69,12 @@ def write(
         "metrics": metrics,
         "user_metrics": user_metrics,
     }
-    header = {"run": f"{path.parent.name}/{path.name}", "versions": _versions(), **about}
-    append(path / "normtheory.jsonl", header, row)
+    header = {"run": f"{path.parent.name}/{path.name}", "versions": versions(), **about}
+    append(path / "normtheory.jsonl", header, row, first=first)
 
 
-def _versions() -> Mapping[str, str]:
+def versions() -> Mapping[str, str]:
+    """Of what the numbers depend on."""
     return {
         "lightning_normtheory": lightning_normtheory.__version__,
         "torch": torch.__version__,
@@ -68,18 +83,30 @@ def _versions() -> Mapping[str, str]:
     }
 
 
-def append(path: Path, header: Mapping[str, Any], row: Mapping[str, Any]) -> None:
-    """Add a row, preceded by the header where the file is new. The file is closed, hence flushed, after each row."""
+def append(path: Path, header: Mapping[str, Any], row: Mapping[str, Any], *, first: bool = True) -> None:
+    """Add a row. The file is closed, hence flushed, after each.
+
+    With ``first``, the header comes before it unless the file has it already; without, only where the file is new.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         size = file.seek(0, os.SEEK_END)
-        lines = [row] if size else [{"schema": SCHEMA, **header}, row]
+        text = _line({"schema": SCHEMA, **header})
+        known = bool(size) and (not first or _contains(file, text))
         if size:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":  # the last run was killed while it wrote
                 file.write(b"\n")
-        text = "".join(json.dumps(_strict(line), allow_nan=False) + "\n" for line in lines)
-        file.write(text.encode())
+        file.write(_line(row) if known else text + _line(row))
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(_strict(content), allow_nan=False).encode() + b"\n"
+
+
+def _contains(file: BinaryIO, line: bytes) -> bool:
+    file.seek(0)
+    return line in file
 
 
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -100,6 +127,8 @@ def read(path: str | Path) -> Iterator[dict[str, Any]]:
             try:
                 parsed = json.loads(line)
             except json.JSONDecodeError:
+                continue
+            if not isinstance(parsed, dict):
                 continue
             for group in ("metrics", "user_metrics"):
                 if group in parsed:

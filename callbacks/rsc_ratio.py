@@ -14,6 +14,7 @@ __all__ = ["RSCRatio"]
 class RSCRatioDiagnostic(Diagnostic):
     """R, its parts, ‖ḡ‖², and the loss relative to the last one measured."""
 
+    title = "restricted strong convexity"
     names = ("rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio")
     needs_outputs = True
 

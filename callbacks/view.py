@@ -23,6 +23,7 @@ from lightning_normtheory.predictor_hessian import predictor_hessian
 from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
 from lightning_normtheory.sample_batches import SampleBatch
 from lightning_normtheory.tangent_kernel import Outputs, TangentKernel
+from lightning_normtheory.ticks import tick
 
 __all__ = ["View"]
 
@@ -52,6 +53,7 @@ class View(ExaminedFunction):
         sums = torch.zeros(2, dtype=torch.float64)
         with self._measuring(), torch.no_grad():
             for index, batch in enumerate(self._batches):
+                tick("batch")
                 loss = float(self._loss_of(batch, index))
                 if batch.counts:
                     sums += batch.samples * torch.tensor([loss, 1.0], dtype=torch.float64)
@@ -66,6 +68,7 @@ class View(ExaminedFunction):
         alone = len(self._batches) == 1 and self.trainer.world_size == 1
         with self._measuring():
             for index, batch in enumerate(self._batches):
+                tick("batch")
                 loss = self._loss_of(batch, index)
                 loss_gradients = gradients_of(loss, parameters)
                 output = self._predict_on(batch)
@@ -109,9 +112,11 @@ class View(ExaminedFunction):
         unseen = probe.batches(self.trainer.global_rank, self.trainer.world_size)
         with self._measuring(independent=True), torch.no_grad():
             for index, batch in enumerate(self._batches):
+                tick("batch")
                 loss = self._loss_of(batch, index)
                 metric.update(batch.samples if batch.counts else 0, loss, validation=False)
             for index, batch in enumerate(unseen):
+                tick("batch")
                 loss = self._validation_loss_of(batch, index)
                 metric.update(batch.samples if batch.counts else 0, loss, validation=True)
         return metric.compute()

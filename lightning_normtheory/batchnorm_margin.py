@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_normtheory.ticks import tick
+
 __all__ = ["Margin", "batchnorm_margin"]
 
 # The search ends at the first of these relative gaps; up to the second the margin counts as exact.
@@ -116,6 +118,7 @@ def _nearest(points: Tensor) -> Margin:
     gram += linear[:, None] * linear
     exchanges, u, delta = _Exchanges(gram), nearest, _DELTA
     for _ in range(_MAX_STEPS):
+        tick("step")
         if _is_close(best, _AIM):
             return best
         solution = exchanges.solve(linear + delta * u, delta)
@@ -159,6 +162,7 @@ def _polished(points: Tensor, best: Margin) -> Margin:
     of the digits of a margin that is small beside them. One sample enters the support at a time."""
     weights, work = best.weights, 0.0
     for _ in range(_MAX_ENTRIES):
+        tick("step")
         support = weights > 0
         work += 2 * points.shape[1] * float(support.sum()) ** 2
         if _is_close(best, _AIM) or work > _MAX_WORK:

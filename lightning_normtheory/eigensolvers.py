@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.dots import dot
+from lightning_normtheory.ticks import tick
 
 __all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
 
@@ -58,6 +59,7 @@ def power_iteration(
     x, shift, scale, asymmetry = start, 0.0, 0.0, 0.0
     last: tuple[Tensor, Tensor] | None = None  # the iterate before x, and H times it
     for products in range(1, max_products + 1):
+        tick("product")
         Hx = product(x)
         value, size = dot(x, Hx), float(Hx.norm())
         scale = max(scale, size)
@@ -147,6 +149,7 @@ def batched_lanczos(
     krylov = _Krylov(start, min(basis, max_products))
     pairs: list[Pair | None] = [None] * len(start)
     for products in range(1, max_products + 1):
+        tick("product")
         w, beta = krylov.orthogonalise(product(krylov.last), project)
         values, vectors = krylov.ritz(which)
         scale = krylov.scale

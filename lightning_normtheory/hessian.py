@@ -18,6 +18,7 @@ from lightning_normtheory.second_derivatives import (
     refuse_wrong_second_derivatives,
     twice_differentiable,
 )
+from lightning_normtheory.ticks import tick
 from lightning_normtheory.untouched import untouched
 
 __all__ = ["LossHessian", "Memory", "hessian_operator", "hessian_vector_product"]
@@ -193,6 +194,7 @@ class LossHessian:
         sums: dict[Tensor, Tensor] = {}
         samples = 0
         for index in range(len(self._losses)):
+            tick("batch")
             graph = self._differentiate(index)
             if graph.samples:
                 _add(sums, zip(graph.leaves, graph.gradients), graph.samples, self.space.dtype)

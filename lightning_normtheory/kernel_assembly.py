@@ -9,6 +9,7 @@ from torch import Tensor
 from lightning_normtheory.kernel_factors import LeafFactors, Part, add_parts
 from lightning_normtheory.kernel_network import Leaf
 from lightning_normtheory.kernel_sources import Source
+from lightning_normtheory.ticks import tick
 
 __all__ = ["PARTS", "Blocks", "assemble"]
 
@@ -90,6 +91,7 @@ def _add_block(
     layers: bool,
 ) -> None:
     for leaf in leaves:
+        tick("block")
         mine = first[leaf]
         others = mine if second is first else second[leaf]
         out = {part: matrix[where] for part, matrix in blocks[leaf.layer if layers else None].items()}

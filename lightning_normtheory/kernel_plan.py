@@ -14,6 +14,7 @@ from lightning_normtheory.kernel_factors import LeafFactors, Part, Weight, add_p
 from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
 from lightning_normtheory.parameter_uses import Use, hands_on, parameter_uses
 from lightning_normtheory.sample_axis import SampleAxis, StructureChanged, find_sample_axis
+from lightning_normtheory.ticks import tick
 
 __all__ = ["Plan", "backward", "leaf_factors", "make_plan", "weights_of"]
 
@@ -178,6 +179,7 @@ def backward(network: Network, output: Tensor, uses: Sequence[Use], cotangent: T
     edges = list(dict.fromkeys(use.edge for use in uses))
     if not edges:
         return []
+    tick("pass")
     with network.weights.in_backward():
         gradients = torch.autograd.grad(output, edges, cotangent, retain_graph=True, allow_unused=True)
     found = dict(zip(edges, gradients))

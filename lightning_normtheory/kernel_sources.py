@@ -14,6 +14,7 @@ from lightning_normtheory.kernel_plan import Plan, backward, leaf_factors, make_
 from lightning_normtheory.parameter_uses import Use
 from lightning_normtheory.sample_axis import StructureChanged
 from lightning_normtheory.sample_batches import SampleBatch
+from lightning_normtheory.ticks import tick
 
 __all__ = ["Coupled", "Independent", "Source"]
 
@@ -183,6 +184,7 @@ def _fill(values: dict[Leaf, Tensor], sample: int, output: Tensor, cotangents: T
     """Plain autograd, once for each cotangent."""
     tensors = [leaf.tensor for leaf in values]
     for h, cotangent in enumerate(cotangents):
+        tick("pass")
         gradients = torch.autograd.grad(output, tensors, cotangent, retain_graph=True, allow_unused=True)
         for leaf, gradient in zip(values, gradients):
             if gradient is not None:

@@ -29,9 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         "normtheory",
-        description="Training recipes with diagnostics of normalised networks.",
+        description="Diagnostics of normalised networks: recipes that train them, and what to look at.",
         epilog="normtheory list: the recipes. normtheory run NAME: train one. "
-        "normtheory sweep NAME: train one at every point of a grid, and draw the figure.",
+        "normtheory sweep NAME: train one at every point of a grid, and draw the figure. "
+        "normtheory report RUN: what a run has measured, for a browser or a terminal. "
+        "normtheory dashboard: lay out the panels of a project of W&B.",
     )
     parser.add_argument("--version", action="version", version=_version())
     parser.add_argument("command", type=_command, metavar=f"{{{','.join(_COMMANDS)}}}")
@@ -199,6 +201,59 @@ def _write_wandb(known: argparse.Namespace, values: Mapping[str, Sequence[str]])
     return 0
 
 
+# -- report ------------------------------------------------------------------------------------------------------------
+
+
+def _report(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "normtheory report",
+        description="Write what one or several runs have measured into one HTML file, which needs no network.",
+        epilog="For example: normtheory report normtheory_runs/quickstart",
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="a normtheory.jsonl, or a folder: all below it")
+    add("--output", metavar="FILE", help="default: report.html in the folder of RUN, or here for several")
+    add("--text", action="store_true", help="print it instead")
+    known = parser.parse_args(arguments)
+    if known.text and known.output:
+        parser.error("--text prints the report, so --output says nothing: leave one of them out")
+    from lightning_normtheory.recipes import report_command  # seconds to import
+
+    try:
+        return (
+            report_command.print_reports(known.runs) if known.text else report_command.write(known.runs, known.output)
+        )
+    except (OSError, ValueError) as error:
+        return _refuse(error)
+
+
+# -- dashboard ---------------------------------------------------------------------------------------------------------
+
+
+def _dashboard(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "normtheory dashboard", description="Save a workspace with our panels in a project of W&B."
+    )
+    add = parser.add_argument
+    add("--project", required=True, metavar="P", help="that the runs are in")
+    add("--entity", metavar="E", help="user or team that it belongs to; default: yours")
+    add(
+        "--prefix", default="normtheory", metavar="NAME", help="of the metrics, if the callbacks were given another one"
+    )
+    add("--dry-run", action="store_true", help="print the specification, and save nothing")
+    known = parser.parse_args(arguments)
+    from lightning_normtheory.recipes import dashboard  # seconds to import
+
+    try:
+        if known.dry_run:
+            print(dashboard.specification(dashboard.workspace(known.project, known.entity, known.prefix)))
+        else:
+            print(f"The dashboard: {dashboard.save(known.project, known.entity, known.prefix)}")
+    except dashboard.DashboardError as error:
+        return _refuse(error)
+    return 0
+
+
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
@@ -233,7 +288,7 @@ def _demand_name(parser: argparse.ArgumentParser, name: str | None) -> None:
         parser.error(f"expected the name of a recipe: {', '.join(registry.names())}")
 
 
-def _refuse(error: ValueError, name: str | None = None) -> int:
+def _refuse(error: Exception, name: str | None = None) -> int:
     """Say what is wrong, in the last line, and for options of a recipe where they all are; return the exit code."""
     *details, wrong = str(error).splitlines()
     if name:
@@ -242,7 +297,13 @@ def _refuse(error: ValueError, name: str | None = None) -> int:
     return 2
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"list": _list, "run": _run, "sweep": _sweep}
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "list": _list,
+    "run": _run,
+    "sweep": _sweep,
+    "report": _report,
+    "dashboard": _dashboard,
+}
 
 
 if __name__ == "__main__":

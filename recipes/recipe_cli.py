@@ -14,10 +14,11 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from rich.console import Console
 
 from lightning_normtheory.callbacks import record
+from lightning_normtheory.callbacks.history import History, read_histories
 from lightning_normtheory.recipes import registry
 from lightning_normtheory.recipes.option_errors import OptionError, explain, normal_form
 from lightning_normtheory.recipes.recipe import Recipe
-from lightning_normtheory.recipes.summary import bound_table, epoch_table, legend, theorems
+from lightning_normtheory.recipes.summary import epoch_table, legend
 
 __all__ = ["check_options", "fit"]
 
@@ -182,14 +183,24 @@ def _report(trainer: Trainer, recipe: Recipe, name: str) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without ‖ still gets its table
     console = Console()
-    console.print(epoch_table(path))
-    console.print(legend(path), highlight=False)
-    for part in (bound_table(path), theorems(path)):
-        if part:
-            console.print(part, soft_wrap=isinstance(part, str), highlight=False)
-    console.print(f"Every number of this run: {path}", soft_wrap=True)
+    histories = read_histories(path)
+    console.print(epoch_table(histories[0]))
+    console.print(legend(histories[0]), highlight=False)
+    console.print(f"\nEvery number of this run: {path}", soft_wrap=True)
     if figure := _draw(recipe, name, path.parent):
         console.print(f"The figure: {figure}", soft_wrap=True)
+    if report := _write_report(histories, path.parent):
+        console.print(f"The report, for a browser: {report.resolve().as_uri()}", soft_wrap=True)
+
+
+def _write_report(histories: Sequence[History], folder: Path) -> Path | None:
+    from lightning_normtheory.recipes.report import write_report
+
+    try:
+        return write_report(histories, folder / "report.html")
+    except Exception as error:  # noqa: BLE001  # as of the figure
+        print(f"normtheory: the report could not be written: {error}", file=sys.stderr)
+        return None
 
 
 def _draw(recipe: Recipe, name: str, folder: Path) -> Path | None:

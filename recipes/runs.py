@@ -1,6 +1,6 @@
 """A run as it lies on the disk: its settings, and what was measured in each epoch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def read_run(folder: Path) -> Run:
         >>> run.settings, run.rows
         ({'model': 'Net', 'model.width': 8}, [{'epoch': 0, 'step': 2, 'val_loss': 0.6, 'normtheory/loss': 0.5}])
     """
-    from lightning_normtheory.callbacks import record  # takes seconds
+    from lightning_normtheory.callbacks import history, record  # takes seconds
 
     found = sorted(Path(folder).rglob("normtheory.jsonl"))
     if len(found) != 1:
@@ -62,28 +62,13 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"Expected {config}, where `normtheory run` leaves the settings of a run, but it is missing.")
     settings = _flat(yaml.safe_load(config.read_text(encoding="utf-8")) or {})
     source = config.with_name("source.txt")
+    rows = history.merge(line for line in record.read(found[0]) if "epoch" in line)
     return Run(
         config.parent,
         settings,
-        _merged([line for line in record.read(found[0]) if "epoch" in line]),
+        [{"epoch": row.epoch, "step": row.step, **row.users, **row.metrics} for row in rows],
         source.read_text(encoding="utf-8").strip() if source.exists() else "",
     )
-
-
-def _merged(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """One row per epoch of the lines that callbacks, or a resumed run, have written of it: the last value counts.
-
-    What one callback measures, another one's line repeats among the user's metrics: in float32, and from the epoch
-    before where that other one comes first. Only the original is taken.
-    """
-    lines = list(lines)
-    measured = {name for line in lines for name in line["metrics"]}
-    rows: dict[int, dict[str, float]] = {}
-    for line in lines:
-        users = {name: value for name, value in line["user_metrics"].items() if name not in measured}
-        row = {"epoch": line["epoch"], "step": line["step"], **users, **line["metrics"]}
-        rows.setdefault(line["epoch"], {}).update(row)
-    return [row for _, row in sorted(rows.items())]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

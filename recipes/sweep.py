@@ -162,6 +162,8 @@ def _conclude(name: str, total: int, finished: Sequence[Path], folder: Path) -> 
         figure = "The figure is of the others." if finished else "There is no figure."
         print(f"{failed} of {total} runs failed. {figure} The same command tries them again.", file=sys.stderr)
     drawn = not finished or _draw(name, finished, folder)
+    if finished:
+        _write_report(finished, folder)
     if any(any(run.glob("wandb/offline-run-*")) for run in finished):
         print(f"To bring the runs to W&B: wandb sync {shlex.quote(str(folder))}/*/wandb/offline-run-*")
     return int(failed > 0 or not drawn)
@@ -177,3 +179,12 @@ def _draw(name: str, finished: Sequence[Path], folder: Path) -> bool:
         return False
     print(*paths, sep="\n")
     return True
+
+
+def _write_report(finished: Sequence[Path], folder: Path) -> None:
+    from lightning_normtheory.recipes import report_command
+
+    try:
+        report_command.write([str(run) for run in finished], str(folder / "report.html"))
+    except (OSError, ValueError) as error:
+        print(f"normtheory: the runs are finished, but there is no report: {error}", file=sys.stderr)

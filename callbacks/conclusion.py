@@ -1,0 +1,41 @@
+"""What is said at the end of a fit, once for all callbacks of a trainer: from the file, which knows all of them."""
+
+from collections.abc import Mapping
+
+from pytorch_lightning import Trainer
+
+from lightning_normtheory.callbacks import record, wandb_stream
+from lightning_normtheory.callbacks.end_table import end_table
+from lightning_normtheory.callbacks.history import History, read_histories
+from lightning_normtheory.callbacks.messages import say
+
+__all__ = ["conclude", "layers"]
+
+
+def conclude(trainer: Trainer) -> None:
+    """Print the table of the run, and give W&B that of its layers."""
+    path = record.folder(trainer) / "normtheory.jsonl"
+    if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False) or not path.exists():
+        return
+    for history in read_histories(path):
+        if table := end_table(history):
+            say(trainer, f"\n{table}")
+        wandb_stream.log_layer_table(trainer, layers(history), prefix=history.prefix)
+
+
+def layers(history: History) -> Mapping[str, Mapping[str, float]]:
+    """The last value of every quantity that is measured for each layer.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.callbacks.history import Row
+        >>> row = Row(0, 5, 0.0, {"layers/weight_norm__net_0": 0.5, "layers/ntk_share__net_0": 1.0}, {})
+        >>> layers(History(Path(), "demo", "normtheory", rows=[row]))
+        {'net_0': {'weight_norm': 0.5, 'ntk_share': 1.0}}
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name in history.names():
+        quantity, _, layer = name.removeprefix("layers/").partition("__")
+        if name.startswith("layers/"):
+            found.setdefault(layer, {})[quantity] = history.last(name)
+    return found

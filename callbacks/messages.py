@@ -1,0 +1,27 @@
+"""Words for the terminal, where no progress bar writes over them."""
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from tqdm import tqdm  # Lightning needs it, too
+
+from lightning_normtheory.callbacks.progress import bar_kind, clear_line
+
+__all__ = ["say", "warn"]
+
+
+def say(trainer: Trainer, text: str) -> None:
+    """Print a text above the bar, if there is one; else it is a message in Lightning's log."""
+    kind = bar_kind(trainer)
+    clear_line()
+    if kind == "tqdm":
+        tqdm.write(text)
+    elif kind == "rich":
+        print(text)  # rich redirects standard output, but not the log, to above its display
+    else:
+        rank_zero_info(text)
+
+
+def warn(text: str) -> None:
+    """A warning, in the first process."""
+    clear_line()
+    rank_zero_warn(text)
