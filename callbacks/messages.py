@@ -2,7 +2,7 @@
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
-from tqdm import tqdm  # Lightning needs it, too
+from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]  # Lightning needs it, too
 
 from lightning_normtheory.callbacks.progress import bar_kind, clear_line
 

@@ -88,7 +88,8 @@ class MeasurementProgress:
     def _find(self) -> None:
         kind = bar_kind(self._trainer)
         if kind is not None:
-            self._make = partial({"tqdm": _TqdmLine, "rich": _RichLine}[kind], self._trainer.progress_bar_callback)
+            line = _TqdmLine if kind == "tqdm" else _RichLine
+            self._make = partial(line, self._trainer.progress_bar_callback)
 
     def _step(self, step: str) -> None:
         self._steps[step] += 1

@@ -1,6 +1,7 @@
 """What the panels of generalisation, layers and BatchNorm say."""
 
 import math
+from collections.abc import Callable
 
 from lightning_normtheory.callbacks.history import History
 from lightning_normtheory.recipes.reading import Reading, number, times, trend
@@ -110,7 +111,7 @@ class _Way:
         return Reading("The weights are beyond the theorem's radius.", f"{sizes}: the theorem's argument ends here.")
 
 
-READINGS = {
+READINGS: dict[str, Callable[[History], Reading | None]] = {
     "Generalization gap and its bounds": _gap,
     "Loss on new samples and its bound": _new_samples,
     "Rademacher complexity": _rademacher,

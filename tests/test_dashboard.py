@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import wandb
 import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
 from wandb_workspaces.workspaces import internal
@@ -44,6 +45,8 @@ def wandb_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    yield
+    wandb.teardown()  # the next test of this process begins with the settings of its own
 
 
 @pytest.fixture
