@@ -1,0 +1,105 @@
+"""The head of a report: what it is about, and the five numbers of the theory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from lightning_normtheory.callbacks.metrics import find
+from lightning_normtheory.recipes.figure_groups import named
+from lightning_normtheory.recipes.report_data import Plot, series
+from lightning_normtheory.recipes.report_html import Html, element
+from lightning_normtheory.recipes.report_panels import Runs, findings, mood_mark, said_of, span
+
+__all__ = ["cards", "facts", "title"]
+
+# The five quantities of the theory, each with the panel that says most about it.
+_HEADLINES = {
+    "min_weight_norm": "Smallest weight norm",
+    "rsc_ratio": "Restricted strong convexity",
+    "ntk_lambda_min": "Least eigenvalue of the tangent kernel",
+    "hessian_lambda_max": "Sharpness and the edge of stability",
+    "rademacher_bound": "Rademacher complexity",
+}
+
+
+def title(runs: Runs) -> str:
+    """
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.callbacks.history import History
+        >>> title([("demo/1", History(Path(), "demo/1", ""))])
+        'demo/1'
+        >>> title([(name, History(Path(), f"demo/{name}", "")) for name in "ab"])
+        'demo, 2 runs'
+    """
+    if len(runs) == 1:
+        return runs[0][0]
+    projects = {history.run.rpartition("/")[0] for _, history in runs}
+    return ", ".join(filter(None, [projects.pop() if len(projects) == 1 else "", f"{len(runs)} runs"]))
+
+
+def facts(runs: Runs) -> Html:
+    """When was measured, on what, and for how long."""
+    histories = [history for _, history in runs]
+    times = [row.time for history in histories for row in history.rows]
+    settings = [of for history in histories for of in history.settings]
+    lengths = [len(history.rows) for history in histories]
+    pairs = {
+        "measured": _when(times),
+        "epochs": span([float(length) for length in lengths]) + (" each" if len(runs) > 1 else ""),
+        "samples": _values(settings, "probe"),
+        "loss": _values(settings, "loss"),
+        "BatchNorm": _values(settings, "batch_stats"),
+        "optimizer": ", ".join(dict.fromkeys(name for history in histories for name in history.optimizers)),
+    }
+    parts = [element("div", element("dt", name), element("dd", value)) for name, value in pairs.items() if value]
+    return element("dl", *parts, class_="facts")
+
+
+def _when(times: Sequence[float]) -> str:
+    if not times:
+        return "no epoch yet"
+    first, last = (datetime.fromtimestamp(moment).astimezone() for moment in (min(times), max(times)))
+    begin, end = f"{first:%d %b %Y, %H:%M}", f"{last:%d %b %Y, %H:%M}"
+    if begin == end:
+        return f"{end} {last:%Z}"
+    return f"{begin} to {end.rpartition(', ')[2] if first.date() == last.date() else end} {last:%Z}"
+
+
+def _values(settings: Iterable[Mapping[str, Any]], key: str) -> str:
+    return ", ".join(dict.fromkeys(named(of[key]) for of in settings if of.get(key) is not None))
+
+
+def cards(shown: Sequence[Plot], runs: Runs) -> Html:
+    """The five numbers: the last value, a place for a small plot, and the reading."""
+    found = []
+    for key, panel_title in _HEADLINES.items():
+        for position, plot in enumerate(shown):
+            if plot.panel.title == panel_title and any(curve.key == key for curve in plot.curves):
+                found.append(_card(key, position, plot, runs))
+    return element("div", *found, class_="cards") if found else Html("")
+
+
+def _card(key: str, position: int, plot: Plot, runs: Runs) -> Html:
+    lasts = [list(values.values())[-1] for _, history in runs if (values := series(history, key))]
+    read = findings(plot.panel, runs)[:2]
+    lines = [
+        element(
+            "p",
+            mood_mark(one.mood),
+            said_of(one, len(runs), which=False) if len(runs) > 1 else one.sentence,
+            class_=f"reading {one.mood}",
+        )
+        for one in read
+    ]
+    metric = find(key)
+    return element(
+        "a",
+        element("span", metric.symbol, class_="symbol"),
+        element("span", span(lasts), class_="value"),
+        element("span", class_="spark", data_key=key, data_plot=str(position), aria_hidden="true"),
+        element("span", metric.meaning, class_="meaning"),
+        *lines,
+        class_="card several" if len(runs) > 1 else "card",
+        href=f"#panel-{position}",
+    )

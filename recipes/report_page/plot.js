@@ -1,0 +1,236 @@
+// -- one panel --------------------------------------------------------------------------------------------------------
+
+const HEIGHT = 240;
+const EDGE = { top: 8, right: 8, bottom: 24 };
+const INSET = 7; // the first and the last point are not on the frame
+const MANY = 60; // with more points, a dot on each would be a thick line
+
+/** The plot of a panel: draws itself from `page`, which holds the runs, who of them is shown, and the zoom. */
+class Plot {
+  constructor(article, spec) {
+    Object.assign(this, spec, { article, isLog: spec.scale === "log", chosen: 0, epoch: null, stale: true });
+    this.place = article.querySelector(".plot");
+    this.canvas = article.querySelector(".canvas");
+    const select = article.querySelector("select");
+    if (select) this.chosen = Number(select.value);
+    const some = page.runs.some((run) => spec.curves.some((curve) => (run.series[curve.key] || []).some((v) => v > 0)));
+    if (!some) this.isLog = false;
+  }
+
+  /** What is drawn now: one entry per run and curve. */
+  shown() {
+    const runs = this.layers ? [page.runs[this.chosen]] : page.runs.filter((run) => run.on);
+    const found = [];
+    for (const run of runs) {
+      this.curves.forEach((curve, i) => {
+        const values = run.series[curve.key];
+        if (!values) return;
+        const parts = page.runs.length > 1 && !this.layers ? [run.name] : [];
+        if (!parts.length || this.curves.length > 1) parts.push(curve.label);
+        const colour = curve.colour || run.colour;
+        found.push({ run: run.index, curve: i, label: parts.join(", "), colour, dashes: curve.dashes, epochs: run.epochs, values });
+      });
+    }
+    return found;
+  }
+
+  draw() {
+    const width = this.canvas.clientWidth;
+    if (!width) return;
+    this.stale = false;
+    this.lines = this.shown();
+    this.axes(width);
+    const { left, right, bottom } = this.frame;
+    const name = `<text class="tick vertical" x="${left - 6}" y="${bottom + 16}">epoch</text>`;
+    const ticks = [...this.vertical.ticks.map((tick) => this.verticalTick(tick)), ...this.epochTicks(), name];
+    const lines = this.lines.map((line) => this.line(line));
+    this.canvas.innerHTML =
+      `<svg viewBox="0 0 ${width} ${HEIGHT}" width="100%" height="${HEIGHT}" aria-hidden="true">${ticks.join("")}` +
+      `<svg class="area" x="${left}" y="${EDGE.top}" width="${right - left}" height="${bottom - EDGE.top}" ` +
+      `viewBox="${left} ${EDGE.top} ${right - left} ${bottom - EDGE.top}">${lines.join("")}${this.marks()}</svg>` +
+      `<g class="cross"></g><rect class="brush" y="${EDGE.top}" height="${bottom - EDGE.top}" width="0"/></svg>`;
+    this.tellHidden();
+    this.article.querySelector(".log").setAttribute("aria-pressed", String(this.isLog));
+    this.article.querySelector(".reset").disabled = !page.zoom;
+    if (this.epochs.includes(this.epoch)) this.cross(this.epoch);
+    else this.epoch = null;
+  }
+
+  /** The scales, from what is within the zoom. */
+  axes(width) {
+    const [from, to] = page.zoom || page.extent;
+    const values = [];
+    const epochs = new Set();
+    this.hidden = 0;
+    for (const line of this.lines) {
+      line.epochs.forEach((epoch, i) => {
+        const value = line.values[i];
+        if (value === null || epoch < from || epoch > to) return;
+        epochs.add(epoch);
+        if (!Number.isFinite(value)) return;
+        if (this.isLog && value <= 0) this.hidden++;
+        else values.push(value);
+      });
+    }
+    this.epochs = [...epochs].sort((a, b) => a - b);
+    this.vertical = verticalAxis(values, this.isLog);
+    const longest = Math.max(...this.vertical.ticks.map((tick) => tick.label.length), "epoch".length);
+    this.frame = { left: Math.round(longest * 6.6 + 10), right: width - EDGE.right, bottom: HEIGHT - EDGE.bottom };
+    const { left, right, bottom } = this.frame;
+    this.x = (epoch) => left + INSET + ((epoch - from) / (to - from)) * (right - left - 2 * INSET);
+    this.y = (value) => bottom - this.vertical.share(value) * (bottom - EDGE.top);
+    this.epochAt = (x) => from + ((x - left - INSET) / (right - left - 2 * INSET)) * (to - from);
+  }
+
+  verticalTick({ value, label }) {
+    const y = this.y(value).toFixed(2);
+    return (
+      `<line class="grid" x1="${this.frame.left}" x2="${this.frame.right}" y1="${y}" y2="${y}"/>` +
+      `<text class="tick vertical" x="${this.frame.left - 6}" y="${y}" dy="0.32em" data-value="${value}">${label}</text>`
+    );
+  }
+
+  epochTicks() {
+    const [from, to] = page.zoom || page.extent;
+    const room = Math.max(2, Math.floor((this.frame.right - this.frame.left) / 70));
+    return evenTicks(from, to, room, true).map(({ value }) => {
+      const x = this.x(value).toFixed(2);
+      return (
+        `<line class="grid" x1="${x}" x2="${x}" y1="${EDGE.top}" y2="${this.frame.bottom}"/>` +
+        `<text class="tick epoch" x="${x}" y="${this.frame.bottom + 16}" data-value="${value}">${value}</text>`
+      );
+    });
+  }
+
+  has(value) {
+    return value !== null && Number.isFinite(value) && !(this.isLog && value <= 0);
+  }
+
+  /** A path through the points. It passes over epochs without a value, and stops at what cannot be drawn. */
+  line({ run, curve, colour, dashes, epochs, values }) {
+    const [from, to] = page.zoom || page.extent;
+    // One more on either side, so that lines go on to the frame.
+    const first = Math.max(epochs.findIndex((epoch) => epoch >= from) - 1, 0);
+    let last = epochs.findIndex((epoch) => epoch > to);
+    if (last < 0) last = epochs.length - 1;
+    let path = "";
+    let dots = "";
+    let points = [];
+    const all = this.epochs.length * this.lines.length <= MANY;
+    const close = () => {
+      if (points.length > 1) path += "M" + points.join("L");
+      if (all || points.length === 1) {
+        for (const [x, y] of points) dots += `<circle class="dot" cx="${x}" cy="${y}" r="2.4"/>`;
+      }
+      points = [];
+    };
+    for (let i = first; i <= last; i++) {
+      if (this.has(values[i])) points.push([this.x(epochs[i]).toFixed(2), this.y(values[i]).toFixed(2)]);
+      else if (values[i] !== null) close();
+    }
+    close();
+    const drawn = path ? `<path class="line ${dashes}" d="${path}"/>` : "";
+    return `<g class="${colour}" data-run="${run}" data-curve="${curve}">${drawn}${dots}</g>`;
+  }
+
+  /** At the edges, where a value is not a number or infinite; of those that would cover each other, one. */
+  marks() {
+    const shapes = {
+      NaN: (x) => `M${x - 3} ${this.frame.bottom - 8}l6 6m0 -6l-6 6`,
+      Infinity: (x) => `M${x - 4} ${EDGE.top + 8}h8l-4 -6z`,
+      "-Infinity": (x) => `M${x - 4} ${this.frame.bottom - 8}h8l-4 6z`,
+    };
+    let drawn = "";
+    for (const line of this.lines) {
+      const taken = {};
+      line.values.forEach((value, i) => {
+        if (value === null || Number.isFinite(value)) return;
+        const x = Math.round(this.x(line.epochs[i]));
+        if (x - taken[value] < 10) return;
+        taken[value] = x;
+        drawn += `<path class="mark-${Number.isNaN(value) ? "nan" : "infinite"} ${line.colour}" d="${shapes[value](x)}"/>`;
+      });
+    }
+    return drawn;
+  }
+
+  /** Points that a log axis has no place for are not passed over in silence. */
+  tellHidden() {
+    const note = this.article.querySelector(".hidden-points");
+    note.hidden = this.hidden === 0;
+    note.textContent = `${this.hidden} ${this.hidden === 1 ? "point is" : "points are"} 0 or less, which a log axis cannot show. `;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Show a linear axis";
+    button.addEventListener("click", () => this.toggleLog());
+    note.append(button);
+  }
+
+  toggleLog() {
+    this.isLog = !this.isLog;
+    this.draw();
+  }
+
+  /** The values at an epoch, the largest first. */
+  at(epoch) {
+    const found = [];
+    for (const line of this.lines) {
+      const value = line.values[line.epochs.indexOf(epoch)];
+      if (value !== null && value !== undefined) found.push({ ...line, value });
+    }
+    const rank = (value) => (Number.isNaN(value) ? -Infinity : value);
+    return found.sort((a, b) => (rank(b.value) > rank(a.value) ? 1 : rank(b.value) < rank(a.value) ? -1 : 0));
+  }
+
+  nearest(x) {
+    const wanted = this.epochAt(x);
+    return this.epochs.reduce((best, epoch) => (Math.abs(epoch - wanted) < Math.abs(best - wanted) ? epoch : best), this.epochs[0]);
+  }
+
+  /** The line at an epoch; returns what it crosses. */
+  cross(epoch) {
+    this.epoch = epoch;
+    const x = this.x(epoch).toFixed(2);
+    const values = this.at(epoch);
+    const dots = values
+      .filter(({ value }) => this.has(value))
+      .map(({ value, colour }) => `<circle class="${colour}" cx="${x}" cy="${this.y(value).toFixed(2)}" r="3.5"/>`);
+    this.canvas.querySelector(".cross").innerHTML =
+      `<line x1="${x}" x2="${x}" y1="${EDGE.top}" y2="${this.frame.bottom}"/>${dots.join("")}`;
+    return values;
+  }
+
+  /** Makes the lines stand out that a selector finds. */
+  emphasise(selector) {
+    for (const line of this.canvas.querySelectorAll("g[data-run]")) line.classList.toggle("closest", line.matches(selector));
+  }
+
+  clear() {
+    this.epoch = null;
+    this.emphasise(".none");
+    const cross = this.canvas.querySelector(".cross");
+    if (cross) cross.innerHTML = "";
+  }
+
+  /** All plotted numbers, with every digit. */
+  table() {
+    const lines = this.shown();
+    const table = document.createElement("table");
+    const row = (cells, name) => {
+      const line = table.insertRow();
+      cells.forEach((text, i) => {
+        const cell = document.createElement(i && name === "td" ? "td" : "th");
+        if (cell.tagName === "TH") cell.scope = name === "td" ? "row" : "col";
+        cell.textContent = text;
+        line.append(cell);
+      });
+    };
+    row(["epoch", ...lines.map((line) => line.label)], "th");
+    const epochs = new Set(lines.flatMap((line) => line.epochs));
+    for (const epoch of [...epochs].sort((a, b) => a - b)) {
+      const values = lines.map((line) => line.values[line.epochs.indexOf(epoch)] ?? null);
+      if (values.some((value) => value !== null)) row([epoch, ...values.map((value) => value ?? "")], "td");
+    }
+    return table;
+  }
+}
