@@ -2,7 +2,6 @@
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
-from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]  # Lightning needs it, too
 
 from lightning_normtheory.callbacks.progress import bar_kind, clear_line
 
@@ -11,10 +10,10 @@ __all__ = ["say", "warn"]
 
 def say(trainer: Trainer, text: str) -> None:
     """Print a text above the bar, if there is one; else it is a message in Lightning's log."""
-    kind = bar_kind(trainer)
+    kind, bar = bar_kind(trainer), trainer.progress_bar_callback
     clear_line()
     if kind == "tqdm":
-        tqdm.write(text)
+        bar.train_progress_bar.write(text)  # type: ignore[union-attr]  # also of a bar that is finished
     elif kind == "rich":
         print(text)  # rich redirects standard output, but not the log, to above its display
     else:
