@@ -100,9 +100,9 @@ def _shares(history: History) -> Reading | None:
     if any(map(math.isnan, parts.values())):
         return None
     names = {"direction": "the directions", "length": "the lengths", "rest": "other parameters"}
-    text = ", ".join(f"{percent(share)} from {names[part]}" for part, share in parts.items())
+    text = ", ".join(f"{percent(share)} comes from {names[part]}" for part, share in parts.items())
     largest = max(parts, key=parts.__getitem__)
-    return Reading(f"Most of the kernel comes from {names[largest]}.", f"Of the kernel's trace {text}.")
+    return Reading(f"Most of the kernel comes from {names[largest]}.", f"Of the kernel's trace, {text}.")
 
 
 def _parts(history: History) -> Reading | None:

@@ -1,0 +1,36 @@
+"""Pictures of a report: ``python docs/figures/report.py RUN``, with the extra ``browser`` and Chromium.
+
+Those in the documentation are of ``normtheory run quickstart``.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from lightning_normtheory.recipes.report import write_report
+from lightning_normtheory.recipes.report_command import find_runs
+
+FOLDER = Path(__file__).parent
+# picture: the section it begins with, and its size
+VIEWS = {"report.png": ("Curvature", 1280, 1150), "report_overview.png": ("", 1280, 920)}
+
+
+def main(run: str) -> None:
+    page_file = write_report(find_runs([run]), Path(tempfile.mkdtemp(), "report.html"))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (section, width, height) in VIEWS.items():
+            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+            page.goto(page_file.as_uri())
+            if section:
+                page.get_by_role("navigation").get_by_role("link", name=section).click()
+            page.wait_for_timeout(1000)  # panels are drawn when they come into view
+            page.screenshot(path=FOLDER / name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
