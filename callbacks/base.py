@@ -174,10 +174,10 @@ class DiagnosticCallback(HostCallback):
                     self._guarded(diagnostic, lambda d: d.start(view))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._conclude(trainer)
         self.probe.release()
         if self._validation_probe is not None:
             self._validation_probe.release()
+        self._conclude(trainer)
         # Lightning skips a fit without batches, and with it every hook between on_fit_start and this one.
         if self._needs_probe and trainer.num_training_batches == 0 and trainer.limit_train_batches != 0:
             raise ValueError(
@@ -192,14 +192,14 @@ class DiagnosticCallback(HostCallback):
     def _conclude(self, trainer: Trainer) -> None:
         """Once for all callbacks: the last one speaks."""
         ours = [each for each in trainer.callbacks if isinstance(each, DiagnosticCallback)]  # type: ignore[attr-defined]
-        if self is not ours[-1]:
-            return
-        try:
-            conclude(trainer)
-        except Exception as error:
-            if self.on_error == "raise":
-                raise
-            self._warn_once("end", f"The table at the end could not be made: {type(error).__name__}: {error}")
+        if self is ours[-1]:
+            conclude(trainer, self._warn_of)
+
+    def _warn_of(self, what: str, error: Exception) -> None:
+        """Once, unless a run is to stop at the first error."""
+        if self.on_error == "raise":
+            raise error
+        self._warn_once(what, f"{what}, and training goes on without: {type(error).__name__}: {error}")
 
     # -- validation: where its loaders first exist, and where the batches of an iterable one pass ----------------------
 
@@ -278,14 +278,8 @@ class DiagnosticCallback(HostCallback):
         try:
             wandb_stream.define(trainer, names)
             wandb_stream.describe(trainer, self.settings())
-        except Exception as error:
-            if self.on_error == "raise":
-                raise
-            self._warn_once(
-                "wandb",
-                f"W&B does not know the axes or the settings of {self.prefix}, and training goes on without: "
-                f"{type(error).__name__}: {error}",
-            )
+        except Exception as error:  # noqa: BLE001  # of W&B's client
+            self._warn_of(f"W&B does not know the axes or the settings of {self.prefix}", error)
 
     def _guarded(self, diagnostic: Diagnostic, action: Any) -> Any:
         """Do it; a failure is reported once per diagnostic and fit, and never stops a run that did not ask for it."""

@@ -1,6 +1,6 @@
 """What is said at the end of a fit, once for all callbacks of a trainer: from the file, which knows all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pytorch_lightning import Trainer
 
@@ -12,15 +12,28 @@ from lightning_normtheory.callbacks.messages import say
 __all__ = ["conclude", "layers"]
 
 
-def conclude(trainer: Trainer) -> None:
-    """Print the table of the run, and give W&B that of its layers."""
-    path = record.folder(trainer) / "normtheory.jsonl"
-    if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False) or not path.exists():
+def conclude(trainer: Trainer, warn: Callable[[str, Exception], None]) -> None:
+    """Print the table of the run, and give W&B that of its layers.
+
+    Args:
+        warn: takes what could not be done, and why.
+    """
+    if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
         return
-    for history in read_histories(path):
-        if table := end_table(history):
-            say(trainer, f"\n{table}")
-        wandb_stream.log_layer_table(trainer, layers(history), prefix=history.prefix)
+    try:
+        path = record.folder(trainer) / "normtheory.jsonl"
+        histories = read_histories(path) if path.exists() else []
+        for history in histories:
+            if table := end_table(history):
+                say(trainer, f"\n{table}")
+    except Exception as error:  # noqa: BLE001  # the training is done, whatever happens to its table
+        warn("The table at the end could not be made", error)
+        return
+    try:
+        for history in histories:
+            wandb_stream.log_layer_table(trainer, layers(history), prefix=history.prefix)
+    except Exception as error:  # noqa: BLE001  # of W&B's client
+        warn("W&B did not take the table of the layers", error)
 
 
 def layers(history: History) -> Mapping[str, Mapping[str, float]]:

@@ -71,9 +71,9 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             dgm="" if self._dgm else str(form),
             batchnorm=why_not_batchnorm(view.batchnorm_form(self._samples), view.targets(self._samples)),
         )
-        say(view.trainer, theorem_table(self._theorems))
         if isinstance(setting.chain, Chain):
             self._initial = [link.affine.weight.detach().cpu().clone() for link in setting.chain.links]
+        say(view.trainer, theorem_table(self._theorems))
 
     def notes(self) -> dict[str, Any]:
         return {"theorems": [row._asdict() for row in self._theorems]}

@@ -77,7 +77,7 @@ def _beside_hessian(last: Metrics, history: History) -> Iterator[str]:
     limit = last.get("hessian_stability_limit" if momentum else "hessian_edge")
     if limit is not None and not math.isnan(limit):
         # Optimizers that rescale the gradient have their limit elsewhere.
-        counts = momentum or all(name == "SGD" for name in history.optimizers)
+        counts = all(name == "SGD" for name in history.optimizers)
         crossed = " (crossed)" if counts and last["hessian_lambda_max"] > limit else ""
         yield f"{'limit' if momentum else '2/η'} = {_number(limit)}{crossed}"
     yield from _value("β", "certificate_beta", last)

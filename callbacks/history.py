@@ -39,6 +39,7 @@ class History:
         versions: of the packages.
         theorems: which of them applies to the network.
         optimizers: their classes, where a callback has looked at them.
+        max_epochs: how many the run was to have; ``None`` without a limit.
         rows: one per measured epoch, in order.
     """
 
@@ -50,6 +51,7 @@ class History:
     theorems: tuple[TheoremStatus, ...] = ()
     optimizers: tuple[str, ...] = ()
     rows: list[Row] = field(default_factory=list)
+    max_epochs: int | None = None
 
     def series(self, name: str) -> dict[int, float]:
         """A metric of ours by epoch, where it was measured.
@@ -62,7 +64,18 @@ class History:
 
     def last(self, name: str) -> float:
         """The last value of a metric of ours; NaN if there is none."""
-        return next((row.metrics[name] for row in reversed(self.rows) if name in row.metrics), math.nan)
+        return self.latest(name).get(name, math.nan)
+
+    def latest(self, *names: str) -> dict[str, float]:
+        """Our metrics in the last epoch that has all of these: only values of one epoch can be compared.
+
+        Example:
+            >>> rows = [Row(0, 1, 0.0, {"a": 1.0, "b": 2.0}, {}), Row(1, 2, 0.0, {"a": 3.0}, {})]
+            >>> history = History(Path(), "", "", rows=rows)
+            >>> history.latest("a"), history.latest("a", "b"), history.latest("c")
+            ({'a': 3.0}, {'a': 1.0, 'b': 2.0}, {})
+        """
+        return next((row.metrics for row in reversed(self.rows) if row.metrics.keys() >= set(names)), {})
 
     def names(self) -> list[str]:
         """Every metric of ours, in the order in which they came."""
@@ -113,6 +126,7 @@ def _history(path: Path, prefix: str, headers: Iterable[Mapping[str, Any]], rows
         tuple(theorems),
         tuple(told.get("optimizers", [])),
         [row._replace(metrics=_own(prefix, row.metrics)) for row in rows],
+        told["max_epochs"] if told.get("max_epochs", -1) > 0 else None,
     )
 
 
@@ -129,12 +143,22 @@ def merge(lines: Iterable[Mapping[str, Any]]) -> list[Row]:
     lines = list(lines)
     measured = {name for line in lines for name in line["metrics"]}
     rows: dict[int, Row] = {}
+    seconds: dict[int, dict[str, float]] = {}
     for line in lines:
         row = rows.get(line["epoch"], Row(line["epoch"], 0, 0.0, {}, {}))
         row.metrics.update(line["metrics"])
         row.users.update({name: value for name, value in line["user_metrics"].items() if name not in measured})
-        rows[row.epoch] = row._replace(step=line["step"], time=line.get("time", 0.0))
+        rows[row.epoch] = row._replace(step=line.get("step", 0), time=line.get("time", 0.0))
+        _add_seconds(line["metrics"], row.metrics, seconds.setdefault(row.epoch, {}))
     return [row for _, row in sorted(rows.items())]
+
+
+def _add_seconds(of: Mapping[str, float], total: dict[str, float], parts: dict[str, float]) -> None:
+    """What several callbacks took is the sum, as in the log. Each is known by the first metric in its lines."""
+    for name in of:
+        if name.endswith("/seconds"):
+            parts[f"{name} {next(iter(of))}"] = of[name]
+            total[name] = sum(value for part, value in parts.items() if part.startswith(f"{name} "))
 
 
 def _own(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:

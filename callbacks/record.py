@@ -69,7 +69,8 @@ def write(
         "metrics": metrics,
         "user_metrics": user_metrics,
     }
-    header = {"run": f"{path.parent.name}/{path.name}", "versions": versions(), **about}
+    run = f"{path.parent.name}/{path.name}"
+    header = {"run": run, "versions": versions(), "max_epochs": trainer.max_epochs, **about}
     append(path / "normtheory.jsonl", header, row, first=first)
 
 
@@ -110,7 +111,7 @@ def _contains(file: BinaryIO, line: bytes) -> bool:
 
 
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file with their numbers restored; a line that a kill cut short is passed over.
+    """The lines of a file with their numbers restored; one that a kill cut short, or that is not ours, is passed over.
 
     Rows of one epoch (of several callbacks, or repeated by a resumed run) are to be merged in order, the last one
     counts.
@@ -120,20 +121,20 @@ def read(path: str | Path) -> Iterator[dict[str, Any]]:
         >>> path = Path(tempfile.mkdtemp(), "normtheory.jsonl")
         >>> append(path, {"run": "demo"}, {"epoch": 0, "metrics": {"normtheory/rsc_ratio": float("nan")}})
         >>> list(read(path))
-        [{'schema': 1, 'run': 'demo'}, {'epoch': 0, 'metrics': {'normtheory/rsc_ratio': nan}}]
+        [{'schema': 1, 'run': 'demo'}, {'epoch': 0, 'metrics': {'normtheory/rsc_ratio': nan}, 'user_metrics': {}}]
     """
-    with Path(path).open(encoding="utf-8") as file:
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 parsed = json.loads(line)
-            except json.JSONDecodeError:
+                if "epoch" in parsed:
+                    parsed["epoch"] = int(parsed["epoch"])
+                    for group in ("metrics", "user_metrics"):
+                        parsed[group] = {name: float(value) for name, value in parsed.get(group, {}).items()}
+            except (ValueError, TypeError, AttributeError):
                 continue
-            if not isinstance(parsed, dict):
-                continue
-            for group in ("metrics", "user_metrics"):
-                if group in parsed:
-                    parsed[group] = {name: float(value) for name, value in parsed[group].items()}
-            yield parsed
+            if isinstance(parsed, dict):
+                yield parsed
 
 
 def _strict(value: Any) -> Any:

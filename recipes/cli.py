@@ -8,6 +8,7 @@ command itself, and hands on the rest.
 
 import argparse
 import contextlib
+import io
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,9 @@ from lightning_normtheory.recipes.option_errors import OptionError
 from lightning_normtheory.recipes.suggestions import did_you_mean
 
 __all__ = ["main"]
+
+# What the extra "recipes" brings; reports need none of it.
+_EXTRAS = {"PIL", "jsonargparse", "matplotlib", "numpy", "rich", "torchvision", "wandb", "wandb_workspaces"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="of the command: normtheory run --help"
     )
     known = parser.parse_args(arguments)
-    return _COMMANDS[known.command](known.arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without ‖ still gets its table
+    try:
+        return _COMMANDS[known.command](known.arguments)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        print(f'normtheory: {known.command} needs {package}: pip install -e ".[recipes]"', file=sys.stderr)
+        return 2
 
 
 def _command(word: str) -> str:
@@ -235,13 +248,15 @@ def _dashboard(arguments: Sequence[str]) -> int:
         "normtheory dashboard", description="Save a workspace with our panels in a project of W&B."
     )
     add = parser.add_argument
-    add("--project", required=True, metavar="P", help="that the runs are in")
+    add("--project", metavar="P", help="that the runs are in")
     add("--entity", metavar="E", help="user or team that it belongs to; default: yours")
     add(
         "--prefix", default="normtheory", metavar="NAME", help="of the metrics, if the callbacks were given another one"
     )
     add("--dry-run", action="store_true", help="print the specification, and save nothing")
-    known = parser.parse_args(arguments)
+    known = parser.parse_args(arguments)  # a misspelt option is refused before a missing one
+    if known.project is None:
+        parser.error("expected the project that the runs are in: --project P")
     from lightning_normtheory.recipes import dashboard  # seconds to import
 
     try:

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_normtheory.callbacks.metrics import find
-from lightning_normtheory.recipes.panels import PANELS, SECTIONS, Panel
+from lightning_normtheory.recipes.panels import HEADLINES, PANELS, SECTIONS, Panel
 
 __all__ = ["DashboardError", "save", "specification", "workspace"]
 
-HEADLINES = ("min_weight_norm", "rsc_ratio", "ntk_lambda_min", "hessian_lambda_max", "rademacher_bound")
 _COLUMNS = 3
 # What people call the metrics of their own: train_loss, val/loss, val_ce_loss, loss/train, test_acc, val/acc_top1. The
 # expressions do without looking ahead, which not every engine can, so they say how a name begins to leave out ours.
@@ -22,6 +21,7 @@ _OWN_PANELS = {
     "Loss, as the run logs it": _OWN % "[Ll]oss",
     "Accuracy, as the run logs it": _OWN % r"[Aa]cc(uracy)?\d*",
 }
+_NOT_LOGGED_IN = "Expected to be logged in to W&B, but there is no key on this machine: run wandb login"
 # More letters do not fit beside a panel.
 _LONGEST_AXIS_TITLE = 40
 
@@ -44,11 +44,10 @@ def workspace(project: str, entity: str | None = None, prefix: str = "normtheory
     Raises:
         DashboardError: if wandb-workspaces is not installed, or a name is empty.
     """
-    if not project or not prefix or "/" in project:
-        raise DashboardError(
-            f"Expected the name of a project, without its entity, and a prefix, but got {project!r} and {prefix!r}: "
-            "give the entity by itself."
-        )
+    if not project or "/" in project:
+        raise DashboardError(f"Expected the name of a project, but got {project!r}: give its entity by --entity.")
+    if not prefix or "/" in prefix or "." in prefix:
+        raise DashboardError(f"Expected the prefix of a callback, which has no slash or dot, but got {prefix!r}.")
     ws = _package("workspaces")
     return ws.Workspace(
         entity=entity or "",
@@ -93,6 +92,8 @@ def save(project: str, entity: str | None = None, prefix: str = "normtheory") ->
         return made.url
     except DashboardError:
         raise
+    except (KeyboardInterrupt, EOFError):  # at the client's question for an account
+        raise DashboardError(_NOT_LOGGED_IN) from None
     except Exception as error:  # of W&B's client, its service, GraphQL: they have no class in common
         raise DashboardError(_explained(error)) from error
 
@@ -207,7 +208,7 @@ def _explained(error: Exception) -> str:
     from wandb.errors import AuthenticationError, UsageError
 
     if isinstance(error, UsageError):  # the client has no other use for it here
-        return "Expected to be logged in to W&B, but there is no key on this machine: run wandb login"
+        return _NOT_LOGGED_IN
     reason = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, AuthenticationError):
         return f"W&B is out of reach, or does not know the key ({reason}): check the network, or wandb login --relogin"

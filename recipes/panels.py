@@ -2,9 +2,17 @@
 
 from typing import Literal, NamedTuple
 
-__all__ = ["PANELS", "SECTIONS", "Line", "Panel", "Role"]
+__all__ = ["HEADLINES", "PANELS", "SECTIONS", "Line", "Panel", "Role"]
 
 Role = Literal["measured", "upper", "lower", "limit", "floor"]
+# The five numbers that are shown large, and the panel that each is read from.
+HEADLINES = {
+    "min_weight_norm": "Smallest weight norm",
+    "rsc_ratio": "Restricted strong convexity",
+    "ntk_lambda_min": "Least eigenvalue of the tangent kernel",
+    "hessian_lambda_max": "Sharpness and the edge of stability",
+    "rademacher_bound": "Rademacher complexity",
+}
 SECTIONS = ("Overview", "Optimisation", "Curvature", "Kernel", "Generalisation", "Layers", "BatchNorm")
 
 
@@ -279,8 +287,8 @@ PANELS: tuple[Panel, ...] = (
         "Least eigenvalue of the tangent kernel",
         (Line("ntk_lambda_min"), Line("ntk_lambda_min_floor", "floor"), Line("ntk_threshold", "limit")),
         "log",
-        "λ_min(K): as long as it is positive, gradient descent can fit these samples. Below the floor it cannot be "
-        "told from zero.",
+        "λ_min(K). Gradient descent can fit these samples as long as that of the kernel of all outputs is positive. "
+        "Below the floor it cannot be told from zero.",
     ),
     Panel(
         "Kernel",
@@ -317,7 +325,7 @@ PANELS: tuple[Panel, ...] = (
         "Change of the kernel",
         (Line("ntk_change"), Line("ntk_change_max")),
         "log",
-        "‖K − K₀‖/‖K₀‖: near 0 the network trains as its linearisation does, of order 1 it learns features.",
+        "‖K − K₀‖/‖K₀‖, and ΔK, the largest so far: near 0 the network trains as its linearisation does.",
     ),
     Panel(
         "Kernel", "Largest eigenvalue", (Line("ntk_lambda_max"),), "log", "λ_max of the tangent kernel.", detail=True
@@ -354,7 +362,7 @@ PANELS: tuple[Panel, ...] = (
     ),
     Panel(
         "Generalisation",
-        "Generalization gap and its bounds",
+        "Generalisation gap and its bounds",
         (
             Line("generalization_gap"),
             Line("generalization_bound", "upper"),

@@ -80,15 +80,15 @@ def trend(series: Mapping[int, float]) -> str:
     return f"has {'fallen' if last < first else 'risen'} from {number(first)} to {number(last)}"
 
 
-def since(series: Mapping[int, float], condition: Mapping[int, bool]) -> int | None:
+def since(condition: Mapping[int, bool]) -> int | None:
     """The first epoch from which on a condition holds up to the end; ``None`` if it does not hold at the end.
 
     Example:
-        >>> since({0: 1.0, 1: 3.0, 2: 4.0}, {0: False, 1: True, 2: True})
-        1
+        >>> since({0: False, 1: True, 2: True}), since({0: True, 1: False})
+        (1, None)
     """
     start = None
-    for epoch in sorted(series):
+    for epoch in sorted(condition):
         if not condition[epoch]:
             start = None
         elif start is None:

@@ -10,8 +10,10 @@ __all__ = ["READINGS"]
 
 
 def _gap(history: History) -> Reading | None:
-    gap, bound = history.last("generalization_gap"), history.last("generalization_bound")
-    vacuous = history.last("generalization_bound_vacuous") == 1
+    now = history.latest("generalization_gap", "generalization_bound") or history.latest("generalization_bound")
+    now = now or history.latest("generalization_gap")
+    gap, bound = now.get("generalization_gap", math.nan), now.get("generalization_bound", math.nan)
+    vacuous = now.get("generalization_bound_vacuous") == 1
     if math.isnan(bound):
         if math.isnan(gap):
             return None
@@ -21,11 +23,10 @@ def _gap(history: History) -> Reading | None:
         text = f"{measured}, above its bound {number(bound)}, which should hold with probability 1 − δ."
         return Reading("The gap exceeds its bound.", text, "bad")
     if vacuous:
-        text = (
-            f"{measured}, the bound {number(bound)}: no more than what a network of zeros achieves. That is the rule."
-        )
-        return Reading("The generalization bound is vacuous.", text)
-    return Reading("The generalization bound says something.", f"{measured}, the bound {number(bound)}.", "good")
+        why = "as such bounds mostly are: outputs that are all zero do better"
+        text = f"{measured}. The bound {number(bound)} is vacuous, {why}."
+        return Reading("The generalisation bound is vacuous.", text)
+    return Reading("The generalisation bound is not vacuous.", f"{measured}, the bound {number(bound)}.", "good")
 
 
 def _new_samples(history: History) -> Reading | None:
@@ -34,7 +35,7 @@ def _new_samples(history: History) -> Reading | None:
         return None
     best = min(losses, key=losses.__getitem__)
     last = losses[max(losses)]
-    if last > 1.05 * losses[best]:
+    if last > 1.05 * losses[best] and best != max(losses):
         text = f"The validation loss is {number(last)}, up from {number(losses[best])} in epoch {best}."
         return Reading("The validation loss has passed its minimum.", text, "bad")
     return Reading("The validation loss has not passed its minimum.", f"The validation loss {trend(losses)}.", "good")
@@ -49,8 +50,12 @@ def _rademacher(history: History) -> Reading | None:
             "The complexity has no bound here.", "The log of the run says which step of the network has none."
         )
     first, *_, last = (*series.values(), *series.values())
-    finding = "The complexity bound grows." if last > 1.01 * first else "The complexity bound does not grow."
-    return Reading(finding, f"The bound {trend(series)}: it follows the norms of the layers.")
+    text = f"The bound {trend(series)}: it follows the norms of the layers."
+    if len(series) == 1:
+        return Reading("The complexity bound was measured once.", text)
+    return Reading(
+        "The complexity bound grows." if last > 1.01 * first else "The complexity bound does not grow.", text
+    )
 
 
 class _Layers:
@@ -101,8 +106,9 @@ class _Way:
         series = history.series(f"batchnorm_displacement_{self._part}")
         if not series:
             return None
-        distance = history.last(f"batchnorm_displacement_{self._part}")
-        radius = history.last(f"batchnorm_radius_{self._part}")
+        now = history.latest(f"batchnorm_displacement_{self._part}")
+        distance = now[f"batchnorm_displacement_{self._part}"]
+        radius = now.get(f"batchnorm_radius_{self._part}", math.nan)
         if math.isnan(radius):
             return Reading("The weights have moved.", f"The distance from the start {trend(series)}.")
         sizes = f"The distance is {number(distance)}, the radius {number(radius)}"
@@ -112,7 +118,7 @@ class _Way:
 
 
 READINGS: dict[str, Callable[[History], Reading | None]] = {
-    "Generalization gap and its bounds": _gap,
+    "Generalisation gap and its bounds": _gap,
     "Loss on new samples and its bound": _new_samples,
     "Rademacher complexity": _rademacher,
     "Smallest weight norm of each layer": _Layers("weight_norm", "smallest weight vector", smallest=True),

@@ -15,7 +15,9 @@ def _loss(history: History) -> Reading | None:
         return None
     broken = [epoch for epoch, value in loss.items() if not math.isfinite(value)]
     if broken:
-        return Reading("The loss is not finite.", f"It is {number(loss[broken[0]])} from epoch {broken[0]} on.", "bad")
+        text = f"It was {number(loss[broken[0]])} in epoch {broken[0]}, and not finite in {len(broken)} of {len(loss)}."
+        still = not math.isfinite(history.last("loss"))
+        return Reading("The loss is not finite." if still else "The loss was not finite at times.", text, "bad")
     first, *_, last = (*loss.values(), *loss.values())
     text = f"The loss of the probe {trend(loss)}."
     if last > 1.01 * first:
@@ -30,16 +32,18 @@ def _weight_norm(history: History) -> Reading | None:
     first, *_, last = (*norms.values(), *norms.values())
     if not all(0 < value < math.inf for value in (first, last)):
         text = f"w_min is {number(last)}, and was {number(first)} at first: normalisation divides by it."
-        return Reading("A weight vector has vanished.", text, "bad")
+        return Reading("A weight vector has vanished or grown without limit.", text, "bad")
+    if len(norms) == 1:
+        return Reading("w_min was measured once.", f"w_min is {number(last, 5)}.")
     change = last / first - 1
     values = f"{number(first, 5)} at first, {number(last, 5)} at last"
     if change < -0.05:
         reason = (
             "the bounds of WN, which grow like 1/w_min², have become weaker. Weight decay and momentum make it fall"
         )
-        return Reading("w_min has fallen.", f"w_min has fallen by {percent(-change)} ({values}): {reason}.", "note")
+        return Reading("w_min has fallen.", f"w_min has fallen by {percent(-change)} ({values}): {reason}.")
     if change < 0.05:
-        return Reading("w_min is stable.", f"w_min is stable: {values}, as the theory expects.", "good")
+        return Reading("w_min is stable.", f"w_min is stable: {values}.", "good")
     return Reading("w_min has risen.", f"w_min has risen by {percent(change)}: {values}.", "good")
 
 
@@ -47,25 +51,26 @@ def _ratio(history: History) -> Reading | None:
     ratio = history.series("rsc_ratio")
     if not ratio:
         return None
+    now = history.latest("rsc_ratio")
     text = f"R {trend(ratio)}. While it stays away from zero, every step gains a share of the loss."
-    bound = history.last("certificate_ntk_ratio_bound")
+    bound = now.get("certificate_ntk_ratio_bound", math.nan)
     if bound > 0:
         text += f" The tangent kernel says it is at least {number(bound)} on its own samples."
-    last = history.last("rsc_ratio")
-    if last > 0:
-        return Reading("R is positive.", text, "good")
-    return Reading("R is not positive.", f"R is {number(last)}: there is no gradient left, or no loss.", "bad")
+    if now["rsc_ratio"] > 0:
+        return Reading("R is positive.", text)
+    text = f"R is {number(now['rsc_ratio'])}: there is no gradient left."
+    return Reading("R is not positive.", text, "bad")
 
 
 def _alpha(history: History) -> Reading | None:
     for name in ("certificate_alpha", "wn_alpha", "rsc_alpha"):
-        alpha = history.series(name)
+        alpha = {epoch: value for epoch, value in history.series(name).items() if not math.isnan(value)}
         if alpha:
             break
     else:
         return None
     positive = sum(value > 0 for value in alpha.values())
-    last = number(history.last(name))
+    last = number(alpha[max(alpha)])
     if positive == len(alpha):
         why = "a step 1/β of gradient descent on the probe is guaranteed to shrink the loss by a factor"
         return Reading("α is positive: the theorem guarantees a rate.", f"α is {last}: {why}.", "good")
@@ -78,13 +83,17 @@ def _alpha(history: History) -> Reading | None:
 
 
 def _beta(history: History) -> Reading | None:
-    top = history.last("hessian_lambda_max")
-    betas = [history.last(name) for name in ("certificate_beta", "wn_beta", "rsc_beta")]
-    known = [beta for beta in betas if math.isfinite(beta)]
-    if not known or not top > 0:
-        return _only(history, "hessian_lambda_max", "β is not known for this network.") if top > 0 else None
-    beta = min(known)
-    if beta < top:
+    names = ("certificate_beta", "wn_beta", "rsc_beta")
+    # Two callbacks may measure in different epochs: only values of one can be compared.
+    name = next((name for name in names if history.latest("hessian_lambda_max", name)), None)
+    if name is None:
+        return _only(history, "hessian_lambda_max", "β is not known for this network.")
+    now = history.latest("hessian_lambda_max", name)
+    top = now["hessian_lambda_max"]
+    beta = min((now[name] for name in names if not math.isnan(now.get(name, math.nan))), default=math.nan)
+    if math.isnan(beta) or not top > 0:
+        return _only(history, "hessian_lambda_max", "There is nothing to compare with β.")
+    if beta < top * (1 - 1e-3):  # λ_max has an error, too
         return Reading(
             "β is below λ_max, which the theory excludes.",
             f"β is {number(beta)} and λ_max {number(top)}: one of the two is wrong. Please report it.",
@@ -95,22 +104,25 @@ def _beta(history: History) -> Reading | None:
 
 
 def _rate(history: History) -> Reading | None:
-    measured = history.last("certificate_rate_measured")
+    now = history.latest("certificate_rate_measured")
+    measured = now.get("certificate_rate_measured", math.nan)
     if math.isnan(measured):
         return None
     parts = [f"A step has multiplied the loss by {number(measured, 6)}, on average since the last measurement"]
-    for name, step in (("certificate_own_rate", "this step"), ("certificate_rate", "the step 1/β")):
-        bound = history.last(name)
-        if math.isfinite(bound):
-            parts.append(f"{number(bound, 6)} is guaranteed for {step} of gradient descent on the probe")
+    for name, step in (("certificate_own_rate", "the run's η"), ("certificate_rate", "the step 1/β")):
+        if math.isfinite(now.get(name, math.nan)):
+            parts.append(f"gradient descent on the probe is guaranteed {number(now[name], 6)} with {step}")
     text = "; ".join(parts) + "."
     if measured > 1:
         return Reading("The loss is rising.", text, "bad")
+    if measured > now.get("certificate_rate", 1.0):
+        text += " The run's steps, on batches, have no guarantee."
+        return Reading("The loss is falling, more slowly than by the guaranteed step.", text)
     return Reading("The loss is falling.", text, "good")
 
 
 def _loss_ratio(history: History) -> Reading | None:
-    ratios = history.series("loss_ratio")
+    ratios = {epoch: ratio for epoch, ratio in history.series("loss_ratio").items() if not math.isnan(ratio)}
     if not ratios:
         return None
     falls = sum(ratio < 1 for ratio in ratios.values())
@@ -124,33 +136,37 @@ def _loss_ratio(history: History) -> Reading | None:
 
 
 def _mean_gradient(history: History) -> Reading | None:
-    threshold, value = history.last("rsc_threshold"), history.last("mean_predictor_grad_norm_sq")
+    name = "mean_predictor_grad_norm_sq"
+    now = history.latest(name, "rsc_threshold")
+    threshold, value = now.get("rsc_threshold", math.nan), now.get(name, math.nan)
     if math.isnan(threshold) or math.isnan(value):
-        return _only(history, "mean_predictor_grad_norm_sq", "RSC's threshold is known for its own networks only.")
+        return _only(history, name, "RSC's threshold is known for its own networks only.")
     if value > threshold:
         return Reading(
             "‖ḡ‖² is above RSC's threshold.",
-            f"‖ḡ‖² is {number(value)}, above {number(threshold)}: RSC, Theorem 5.1, guarantees a rate.",
+            f"‖ḡ‖² is {number(value)}, above {number(threshold)}: the condition of RSC, Theorem 5.1, holds.",
             "good",
         )
     return Reading(
         "‖ḡ‖² is below RSC's threshold.",
-        f"‖ḡ‖² is {number(value)} and would have to exceed {number(threshold)}: RSC, Theorem 5.1, guarantees nothing.",
+        f"‖ḡ‖² is {number(value)} and would have to exceed {number(threshold)} for RSC, Theorem 5.1.",
     )
 
 
 def _conditions(history: History) -> Reading | None:
     names = ("certificate_rsc", "certificate_ntk", "certificate_dgm_v", "certificate_dgm_g")
-    known = {find(name).symbol: history.last(name) for name in names if not math.isnan(history.last(name))}
-    if not known:
+    epochs = [row for row in history.rows if row.metrics.keys() & set(names)]
+    if not epochs:
         return None
+    known = {find(name).symbol: epochs[-1].metrics[name] for name in names if name in epochs[-1].metrics}
     holds = [symbol for symbol, value in known.items() if value == 1]
     fails = [symbol for symbol, value in known.items() if value != 1]
     text = f"{'Holds' if len(holds) == 1 else 'Hold'} now: {', '.join(holds)}. " if holds else ""
     text += f"{'Does' if len(fails) == 1 else 'Do'} not hold: {', '.join(fails)}." if fails else ""
     if not holds:
         return Reading("No sufficient condition holds.", f"{text} Training may converge all the same.")
-    return Reading("A sufficient condition for convergence holds.", text.strip(), "good")
+    finding = "A sufficient condition for convergence holds." if fails else "All conditions that were tested hold."
+    return Reading(finding, text.strip(), "note" if fails else "good")
 
 
 def _step(history: History) -> Reading | None:

@@ -1,7 +1,6 @@
 """A recipe on Lightning's command line: its YAML file, then whatever options the user adds."""
 
 import argparse
-import io
 import os
 import sys
 import traceback
@@ -180,8 +179,6 @@ def _report(trainer: Trainer, recipe: Recipe, name: str) -> None:
     path = record.folder(trainer) / "normtheory.jsonl"
     if not path.exists():
         return
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without ‖ still gets its table
     console = Console()
     histories = read_histories(path)
     console.print(epoch_table(histories[0]))

@@ -18,6 +18,19 @@ _TITLES = ("theorem", "for this network", "because")
 _MEASURED = re.compile(r"(?<![\w.])\d+\.\d+\b")
 
 
+_PAPERS = {
+    "WN": "Optimization and Generalization Guarantees for Weight Normalization",
+    "RSC": "Banerjee, Cisneros-Velarde, Zhu and Belkin 2023, on restricted strong convexity",
+    "BN": "Test Error Guarantees for Batch-Normalized Shallow ReLU Networks",
+    "DGM": "Dukler, Gu and Montúfar 2020, on lengths and directions of weight normalisation",
+    "LIN": "Liu, Zhu and Belkin 2020, on the transition to linearity",
+}
+_GENERALISED = (
+    "Generalised: an assumption of the theorem fails, the one that is named, and the bound in this report is a form of "
+    "it that does without."
+)
+
+
 def theorem_tables(runs: Runs) -> Html:
     """Which theorem applies, one table for runs that differ at most in what was measured; empty if nobody looked."""
     known = [(name, history) for name, history in runs if history.theorems]
@@ -33,7 +46,12 @@ def theorem_tables(runs: Runs) -> Html:
             class_="theorems",
         )
         tables.append(element("div", table, class_="scroll"))
-    return joined(tables)
+    return joined([*tables, _papers()]) if tables else Html("")
+
+
+def _papers() -> Html:
+    terms = [part for key, title in _PAPERS.items() for part in (element("dt", key), element("dd", title))]
+    return joined([element("p", _GENERALISED, class_="about"), element("dl", *terms, class_="papers")])
 
 
 def _unmeasured(theorems: Iterable[TheoremStatus]) -> tuple[Hashable, ...]:

@@ -70,18 +70,22 @@ def find_runs(places: Sequence[str]) -> list[History]:
             what = f"no {place}" if not place.exists() else f"none in {place}"
             raise ValueError(f"Expected a {_FILE}, or a folder with one below it, but there is {what}.{_elsewhere()}")
         paths.update(dict.fromkeys(path.resolve() for path in found))
-    return [history for path in paths for history in _read(path, alone=len(paths) == 1)]
+    return _read(list(paths))
 
 
-def _read(path: Path, *, alone: bool) -> list[History]:
-    """One damaged file among many does not hide the others."""
-    try:
-        return read_histories(path)
-    except ValueError as error:
-        if alone:
-            raise
+def _read(paths: Sequence[Path]) -> list[History]:
+    """A damaged file among others does not hide them."""
+    histories, errors = [], []
+    for path in paths:
+        try:
+            histories += read_histories(path)
+        except ValueError as error:
+            errors.append(error)
+    if not histories:
+        raise errors[0]
+    for error in errors:
         print(f"normtheory: left out: {error}", file=sys.stderr)
-        return []
+    return histories
 
 
 def _elsewhere() -> str:

@@ -26,7 +26,6 @@ class Curve(NamedTuple):
         key: what `series` finds it by.
         label: short, for the legend.
         meaning: a phrase.
-        role: what it is to the other lines.
         dashes: the class of its dashes.
         colour: the class of its colour; empty where the run's counts.
     """
@@ -34,7 +33,6 @@ class Curve(NamedTuple):
     key: str
     label: str
     meaning: str
-    role: Role
     dashes: str
     colour: str
 
@@ -104,7 +102,7 @@ def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plo
         # Only where colours tell runs apart must dashes tell apart two lines of one kind.
         variant = next(counters[kind]) % _DASHES if several and not layers else 0
         own = colour(i, len(lines)) if layers or not several else ""
-        curves.append(Curve(name, _label(name), find(name).meaning, role, f"{kind}-{variant}", own))
+        curves.append(Curve(name, _label(name), find(name).meaning, f"{kind}-{variant}", own))
     return Plot(panel, tuple(curves), layers)
 
 

@@ -4,22 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from lightning_normtheory.callbacks.history import History
 from lightning_normtheory.callbacks.metrics import find
 from lightning_normtheory.recipes.figure_groups import named
+from lightning_normtheory.recipes.panels import HEADLINES
 from lightning_normtheory.recipes.report_data import Plot, series
 from lightning_normtheory.recipes.report_html import Html, element
 from lightning_normtheory.recipes.report_panels import Runs, findings, mood_mark, said_of, span
 
 __all__ = ["cards", "facts", "title"]
-
-# The five quantities of the theory, each with the panel that says most about it.
-_HEADLINES = {
-    "min_weight_norm": "Smallest weight norm",
-    "rsc_ratio": "Restricted strong convexity",
-    "ntk_lambda_min": "Least eigenvalue of the tangent kernel",
-    "hessian_lambda_max": "Sharpness and the edge of stability",
-    "rademacher_bound": "Rademacher complexity",
-}
 
 
 def title(runs: Runs) -> str:
@@ -46,7 +39,7 @@ def facts(runs: Runs) -> Html:
     lengths = [len(history.rows) for history in histories]
     pairs = {
         "measured": _when(times),
-        "epochs": span([float(length) for length in lengths]) + (" each" if len(runs) > 1 else ""),
+        "epochs": span([float(length) for length in lengths]) + (" each" if len(runs) > 1 else "") + _of(histories),
         "samples": _values(settings, "probe"),
         "loss": _values(settings, "loss"),
         "BatchNorm": _values(settings, "batch_stats"),
@@ -54,6 +47,16 @@ def facts(runs: Runs) -> Html:
     }
     parts = [element("div", element("dt", name), element("dd", value)) for name, value in pairs.items() if value]
     return element("dl", *parts, class_="facts")
+
+
+def _of(histories: Sequence[History]) -> str:
+    """How many epochs the runs were to have, where their last measured one is not the last: killed, or not yet done."""
+    wanted = {
+        history.max_epochs
+        for history in histories
+        if history.max_epochs and history.rows and history.rows[-1].epoch + 1 < history.max_epochs
+    }
+    return f", so far, of {span([float(number) for number in wanted])}" if wanted else ""
 
 
 def _when(times: Sequence[float]) -> str:
@@ -73,7 +76,7 @@ def _values(settings: Iterable[Mapping[str, Any]], key: str) -> str:
 def cards(shown: Sequence[Plot], runs: Runs) -> Html:
     """The five numbers: the last value, a place for a small plot, and the reading."""
     found = []
-    for key, panel_title in _HEADLINES.items():
+    for key, panel_title in HEADLINES.items():
         for position, plot in enumerate(shown):
             if plot.panel.title == panel_title and any(curve.key == key for curve in plot.curves):
                 found.append(_card(key, position, plot, runs))

@@ -48,11 +48,13 @@ def said_of(finding: Finding, runs: int, *, which: bool = True) -> str:
         >>> said_of(Finding("R falls.", "note", {"a": "", "b": ""}), 20)
         'In 2 of 20 runs: R falls (a, b).'
         >>> said_of(Finding("R falls.", "note", {"a": "", "b": ""}), 2)
-        'In all 2 runs: R falls.'
+        'In both runs: R falls.'
     """
     count = len(finding.texts)
-    if count == runs or not which:
-        return f"In {'all' if count == runs else f'{count} of'} {runs} runs: {finding.sentence}"
+    if count == runs:
+        return f"In {'both' if runs == 2 else f'all {runs}'} runs: {finding.sentence}"
+    if not which:
+        return f"In {count} of {runs} runs: {finding.sentence}"
     return f"In {count} of {runs} runs: {finding.sentence.removesuffix('.')} ({listed(list(finding.texts))})."
 
 
@@ -174,7 +176,7 @@ def _ends(curve: Curve, runs: Runs) -> str:
         >>> from pathlib import Path
         >>> from lightning_normtheory.callbacks.history import Row
         >>> run = History(Path(), "", "", rows=[Row(e, e, 0.0, {"loss": 2.0 - e}, {}) for e in range(2)])
-        >>> _ends(Curve("loss", "L", "the loss", "measured", "", ""), [("a", run)])
+        >>> _ends(Curve("loss", "L", "the loss", "", ""), [("a", run)])
         'L from 2 to 1'
     """
     found = [list(values.values()) for _, history in runs if (values := series(history, curve.key))]

@@ -16,6 +16,7 @@ _COLUMNS = {
     "train_loss": ("train", "mean loss of the epoch"),
     "val_loss": ("val", "loss on the validation set"),
     "val_accuracy": ("acc", "accuracy on the validation set"),
+    "val_acc": ("acc", "accuracy on the validation set"),
     "min_weight_norm": ("w_min", "smallest norm of a weight vector"),
     "rsc_ratio": ("R", "‖∇L‖²/L on the probe"),
     "mean_predictor_grad_norm_sq": ("‖ḡ‖²", "ḡ is the mean gradient of the outputs"),

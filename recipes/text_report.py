@@ -29,7 +29,9 @@ def print_report(history: History, console: Console) -> None:
         · Loss on the probe: The loss of the probe is 0.5.
     """
     epochs = len(history.rows)
-    console.print(f"{history.run}, {epochs} epoch{'s' if epochs != 1 else ''}", style="bold", highlight=False)
+    console.print(
+        f"{history.run}, {epochs} epoch{'s' if epochs != 1 else ''}", style="bold", markup=False, highlight=False
+    )
     if not history.rows:
         console.print("No epoch has been measured yet.")
         return
@@ -40,7 +42,7 @@ def print_report(history: History, console: Console) -> None:
         _print_section(section, history, console)
     if verdicts := theorems(history):
         console.print("\nWhich theorem applies", style="bold")
-        console.print(verdicts, soft_wrap=True, highlight=False)
+        console.print(verdicts, soft_wrap=True, markup=False, highlight=False)
 
 
 def _print_section(section: str, history: History, console: Console) -> None:

@@ -94,3 +94,32 @@ def test_a_sweep_of_wandb_runs_nothing(swept, tmp_path, capsys):
     assert swept == []
     assert yaml.safe_load(path.read_text())["parameters"]["model.width"] == {"values": [1, 2]}
     assert f"wandb sweep {path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "package"), [("list", "rich"), ("run quickstart", "jsonargparse")])
+def test_without_the_extra_its_name_is_said(monkeypatch, capsys, command, package):
+    """As after a plain pip install: None in sys.modules is a module that cannot be found."""
+    for name in [
+        name for name in sys.modules if name == package or name.startswith((f"{package}.", "pytorch_lightning.cli"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "lightning_normtheory.recipes.recipe_cli", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(command.split()) == 2
+    assert f'needs {package}: pip install -e ".[recipes]"' in capsys.readouterr().err
+
+
+def test_a_misspelt_option_of_the_dashboard_is_refused_before_a_missing_one(capsys):
+    with pytest.raises(SystemExit):
+        main(["dashboard", "--projct", "demo"])
+    assert "--projct" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["dashboard"])
+    assert "--project P" in capsys.readouterr().err
+
+
+def test_the_specification_of_the_dashboard_is_printed(capsys):
+    assert main(["dashboard", "--project", "demo", "--dry-run"]) == 0
+    assert '"normtheory/hessian_lambda_max"' in capsys.readouterr().out
+    assert main(["dashboard", "--project", "demo", "--dry-run", "--prefix", "a/b"]) == 2
+    assert "prefix of a callback" in capsys.readouterr().err

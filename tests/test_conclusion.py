@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_normtheory.callbacks import MinWeightNorm, NormTheory, RSCRatio, conclusion
+from lightning_normtheory.callbacks import ConvergenceCertificate, MinWeightNorm, NormTheory, RSCRatio, conclusion
 
 from lit import Classifier, loader, trainer
 
@@ -57,7 +57,7 @@ def test_a_table_that_fails_does_not_fail_the_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(conclusion, "end_table", broken)
     run = trainer([RSCRatio(probe=16)], default_root_dir=tmp_path, max_epochs=1)
-    with pytest.warns(UserWarning, match="table at the end could not be made: ZeroDivisionError: in the table"):
+    with pytest.warns(UserWarning, match="table at the end could not be made.*ZeroDivisionError: in the table"):
         run.fit(Classifier("wn"), loader())
     assert run.state.finished
     with pytest.raises(ZeroDivisionError):
@@ -75,3 +75,26 @@ def test_a_file_that_cannot_be_read_does_not_fail_the_run(tmp_path):
     run = trainer([NormTheory(probe=16)], default_root_dir=tmp_path, max_epochs=1)
     with pytest.warns(UserWarning, match="table at the end could not be made"):
         run.fit(Vandal("wn"), loader())
+
+
+def test_what_wandb_refuses_does_not_take_the_table_away(tmp_path, monkeypatch, said):
+    def refuse(*args, **kwargs):
+        raise ConnectionError("no W&B")
+
+    monkeypatch.setattr("lightning_normtheory.callbacks.wandb_stream.log_layer_table", refuse)
+    callbacks = [RSCRatio(probe=16), RSCRatio(probe=16, prefix="more")]
+    with pytest.warns(UserWarning, match="W&B did not take the table of the layers.*no W&B"):
+        trainer(callbacks, default_root_dir=tmp_path, max_epochs=1).fit(Classifier("wn"), loader())
+    assert len(said) == 2
+
+
+def test_a_bar_that_cannot_print_costs_no_measurement(tmp_path, monkeypatch, said):
+    def broken(run):
+        raise OSError("no terminal")
+
+    monkeypatch.setattr("lightning_normtheory.callbacks.messages.bar_kind", broken)
+    callback = ConvergenceCertificate(probe=16, on_error="raise")
+    run = trainer([callback], default_root_dir=tmp_path, max_epochs=1)
+    run.fit(Classifier("plain"), loader())
+    assert "WN, Theorem 5.1" in said[0]
+    assert {"normtheory/rho_1", "normtheory/certificate_rate_measured"} <= run.callback_metrics.keys()

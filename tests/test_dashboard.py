@@ -110,10 +110,26 @@ def test_the_specification_is_readable():
     assert max(map(len, text.splitlines())) < 300
 
 
-@pytest.mark.parametrize("arguments", [("",), ("someone/demo",), ("demo", None, "")], ids=["none", "path", "prefix"])
-def test_names_that_cannot_be(arguments):
+@pytest.mark.parametrize("project", ["", "someone/demo"])
+def test_a_project_that_cannot_be(project):
     with pytest.raises(DashboardError, match="Expected the name of a project"):
-        dashboard.workspace(*arguments)
+        dashboard.workspace(project)
+
+
+@pytest.mark.parametrize("prefix", ["", "a/b", "a.b"])
+def test_a_prefix_that_no_callback_takes(prefix):
+    with pytest.raises(DashboardError, match="Expected the prefix of a callback"):
+        dashboard.workspace("demo", prefix=prefix)
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt, EOFError])
+def test_who_does_not_answer_the_clients_question_is_told_how_to_log_in(monkeypatch, wandb_environment, stopped):
+    def ask(*args, **kwargs):
+        raise stopped
+
+    monkeypatch.setattr(wandb, "Api", ask)
+    with pytest.raises(DashboardError, match="run wandb login"):
+        dashboard.save("demo")
 
 
 def test_a_prefix_with_signs_is_taken_literally():

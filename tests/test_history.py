@@ -115,3 +115,27 @@ def test_a_history_of_nothing(path):
     empty = History(path, "demo", "normtheory")
     assert empty.names() == []
     assert empty.series("loss") == {}
+
+
+def test_what_several_callbacks_took_is_the_sum_and_a_repetition_is_not_added(path):
+    for value in (1.0, 2.0):  # the second time after a resume
+        record.append(path, head(), line(0, rsc_ratio=1.0, seconds=value))
+        record.append(path, head(), line(0, min_weight_norm=1.0, seconds=10 * value))
+    assert read_histories(path)[0].last("seconds") == 22.0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"epoch": 0}',
+        '{"epoch": 1, "metrics": {"normtheory/loss": null}}',
+        '{"epoch": "x"}',
+        '{"epoch": 1, "metrics": 3}',
+    ],
+)
+def test_a_row_of_another_form_harms_no_other(path, row):
+    record.append(path, head(), line(0, loss=1.0))
+    with path.open("a") as file:
+        file.write(row + "\n")
+    record.append(path, head(), line(2, loss=0.5))
+    assert read_histories(path)[0].series("loss") == {0: 1.0, 2: 0.5}

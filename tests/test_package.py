@@ -164,7 +164,7 @@ def test_the_wheel_holds_three_floors_and_the_data(wheel):
         str(Path("lightning_normtheory", *() if folder == FOLDERS[0] else (folder,), path.relative_to(ROOT / folder)))
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix in {".py", ".yaml", ".npz", ".typed", ""}
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert expected <= names
     assert "lightning_normtheory/recipes/data/NOTICE" in names

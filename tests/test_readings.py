@@ -42,7 +42,10 @@ EDGE = "Sharpness and the edge of stability"
         ([1, 12, 11], [10, 10, 10], "λ_max has crossed 2/η.", "bad"),
         ([1, 12, 4], [10, 10, 10], "λ_max was beyond 2/η and is below it now.", "note"),
         ([1, 2, 3], [math.inf] * 3, "λ_max has stayed below 2/η.", "good"),
-        ([math.nan] * 2, [10, 10], "λ_max could not be measured.", "bad"),
+        ([math.nan] * 2, [10, 10], "λ_max is not a number.", "bad"),
+        ([1, math.nan], [10, 10], "λ_max is not a number.", "bad"),
+        ([1, math.inf], [10, 10], "λ_max has crossed 2/η.", "bad"),
+        ([1, 2], [math.nan] * 2, "λ_max is known.", "note"),
     ],
 )
 def test_the_edge_of_stability(top, edge, finding, mood):
@@ -64,7 +67,7 @@ def test_with_momentum_the_limit_is_another():
 def test_two_over_eta_is_no_limit_of_adam():
     reading = read(EDGE, optimizers=["Adam"], hessian_lambda_max=[12.0], hessian_edge=[10.0])
     assert "crossed" not in reading.text
-    assert "Adam rescales the gradient" in reading.text
+    assert "that of Adam is not known" in reading.text
 
 
 @pytest.mark.parametrize(
@@ -72,10 +75,18 @@ def test_two_over_eta_is_no_limit_of_adam():
     [
         ("Loss on the probe", {"loss": [2.0, 1.0]}, "The loss has fallen.", "good"),
         ("Loss on the probe", {"loss": [1.0, 2.0]}, "The loss has risen.", "bad"),
-        ("Loss on the probe", {"loss": [1.0, math.nan, 1.0]}, "The loss is not finite.", "bad"),
+        ("Loss on the probe", {"loss": [1.0, math.nan, 1.0]}, "The loss was not finite at times.", "bad"),
+        ("Loss on the probe", {"loss": [1.0, math.inf]}, "The loss is not finite.", "bad"),
+        ("Loss on the probe", {"loss": [1.0, math.nan]}, "L is not a number.", "bad"),
         ("Smallest weight norm", {"min_weight_norm": [1.0, 0.5]}, "w_min has fallen.", "note"),
         ("Smallest weight norm", {"min_weight_norm": [1.0, 1.001]}, "w_min is stable.", "good"),
-        ("Smallest weight norm", {"min_weight_norm": [1.0, 0.0]}, "A weight vector has vanished.", "bad"),
+        (
+            "Smallest weight norm",
+            {"min_weight_norm": [1.0, 0.0]},
+            "A weight vector has vanished or grown without limit.",
+            "bad",
+        ),
+        ("Smallest weight norm", {"min_weight_norm": [1.0]}, "w_min was measured once.", "note"),
         (
             "α of restricted strong convexity",
             {"certificate_alpha": [-1.0, -2.0]},
@@ -115,13 +126,13 @@ def test_two_over_eta_is_no_limit_of_adam():
         ("Change of the kernel", {"ntk_change_max": [0.02]}, "The kernel hardly changes.", "note"),
         ("Change of the kernel", {"ntk_change_max": [0.02, 3.0]}, "The kernel changes much.", "note"),
         (
-            "Generalization gap and its bounds",
+            "Generalisation gap and its bounds",
             {"generalization_gap": [0.1], "generalization_bound": [9e9], "generalization_bound_vacuous": [1.0]},
-            "The generalization bound is vacuous.",
+            "The generalisation bound is vacuous.",
             "note",
         ),
         (
-            "Generalization gap and its bounds",
+            "Generalisation gap and its bounds",
             {"generalization_gap": [0.1], "generalization_bound": [0.01], "generalization_bound_vacuous": [0.0]},
             "The gap exceeds its bound.",
             "bad",
@@ -157,6 +168,57 @@ def test_findings(title, series, finding, mood):
     assert (reading.finding, reading.mood) == (finding, mood)
 
 
+EVERY_EPOCH = {"seconds": [0.1] * 4}  # of a run with four measured epochs
+
+
+@pytest.mark.parametrize(
+    ("title", "series"),
+    [
+        ("Conditions that hold", {"certificate_ntk": [1.0, 1.0]}),
+        ("α of restricted strong convexity", {"certificate_alpha": [-1.0, -1.0]}),
+        ("Condition number", {"ntk_condition_number": [9.0, 9.0]}),
+    ],
+)
+def test_what_is_no_longer_measured_is_not_read_as_if_it_were_now(title, series):
+    reading = read(title, **series, **EVERY_EPOCH)
+    assert reading.finding.endswith("is no longer measured.")
+    assert "in epoch 1" in reading.text
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: f"{panel.section}-{panel.title}")
+def test_a_run_that_ends_in_nan_is_never_read_as_good(panel):
+    lines = {line.metric.replace("*", "a"): [0.5, 0.25, math.nan] for line in panel.lines}
+    rows = [Row(epoch, 0, float(epoch), {name: v[epoch] for name, v in lines.items()}, {}) for epoch in range(3)]
+    reading = read_panel(panel, History(Path(), "demo", "normtheory", rows=rows))
+    assert reading is None or reading.mood != "good"
+
+
+def test_what_is_measured_every_third_epoch_is_not_missed():
+    rows = [Row(epoch, 0, 0.0, {"seconds": 0.1}, {}) for epoch in range(8)]
+    for epoch in (2, 5):
+        rows[epoch].metrics["ntk_change_max"] = 0.02
+    run = History(Path(), "demo", "normtheory", rows=rows)
+    assert read_panel(TITLES["Change of the kernel"], run).finding == "The kernel hardly changes."
+
+
+def test_only_values_of_one_epoch_are_compared():
+    """λ_max of every epoch, β of every second one, has grown above the β of before; and so has ‖∇²f‖."""
+    beta = read("Smoothness: λ_max and its bound β", hessian_lambda_max=[1.0, 9.0], certificate_beta=[5.0])
+    assert beta.finding == "The bound β holds."
+    norm = read("The predictor's Hessian and its bounds", predictor_hessian_norm=[1.0, 9.0], wn_hessian_bound=[5.0])
+    assert norm.finding == "The bound of ‖∇²f‖ holds."
+    rate = read(
+        "Rate per step: measured and guaranteed", certificate_rate_measured=[0.9, 0.9], certificate_own_rate=[0.997]
+    )
+    assert "guaranteed" not in rate.text
+
+
+def test_neither_part_carries_what_both_have_not():
+    parts = {"ntk_direction_lambda_min": [-1e-12], "ntk_length_lambda_min": [-2e-12]}
+    reading = read("Length and direction: least eigenvalues", **parts)
+    assert reading.finding == "Neither part is positive definite by itself."
+
+
 def test_conditions_are_named_on_both_sides():
     reading = read("Conditions that hold", certificate_rsc=[0.0], certificate_ntk=[1.0])
     assert reading.text == "Holds now: kernel positive definite. Does not hold: restricted strong convexity."
@@ -167,8 +229,11 @@ def test_which_kernel_is_positive_definite():
     panel = "Least eigenvalue of the tangent kernel"
     averaged = read(panel, settings=[{"ntk_outputs": "trace"}], **series)
     full = read(panel, settings=[{"ntk_outputs": "full"}], **series)
-    assert "averaged over the outputs" in averaged.text
+    assert averaged.finding == "The kernel, averaged over the outputs, is positive definite."
+    assert (averaged.mood, full.mood) == ("note", "good")
     assert "averaged" not in full.text
+    certified = read(panel, settings=[{"ntk_outputs": "trace"}], certificate_ntk=[1.0], **series)
+    assert certified.mood == "good"
 
 
 def test_flags_are_counted_and_values_are_not():
@@ -215,4 +280,4 @@ def test_words():
     assert percent(0.5) == "50 %"
     assert times(1e12) == "1e12 times"
     assert trend({0: math.inf, 1: 2.0}) == "was infinite at first and is 2 at last"
-    assert since({0: 1.0}, {0: False}) is None
+    assert since({0: False}) is None

@@ -1,5 +1,6 @@
 """``normtheory report``: which files it takes, where it writes, what it prints."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,10 +12,13 @@ from lightning_normtheory.recipes.cli import main
 from lightning_normtheory.recipes.report_command import find_runs
 
 
-def run_in(folder, loss=1.0, epochs=2):
+def run_in(folder, loss=1.0, epochs=2, name=None):
     """The file of a run below a folder."""
     path = folder / "normtheory.jsonl"
-    header = {"run": f"demo/{folder.name}", "settings": {"callback": "RSCRatio", "prefix": "normtheory", "probe": 8}}
+    header = {
+        "run": name or f"demo/{folder.name}",
+        "settings": {"callback": "RSCRatio", "prefix": "normtheory", "probe": 8},
+    }
     for epoch in range(epochs):
         metrics = {"normtheory/loss": loss / (epoch + 1)}
         row = {"epoch": epoch, "step": epoch, "time": 0.0, "metrics": metrics, "user_metrics": {"val_loss": 0.25}}
@@ -84,6 +88,28 @@ def test_a_damaged_file_among_others_is_left_out(here, capsys):
     captured = capsys.readouterr()
     assert captured.out.startswith("1 run: ")
     assert "left out" in captured.err
+
+
+def test_damaged_files_alone_are_an_error(here, capsys):
+    for name in ("a", "b"):
+        (here / name).mkdir()
+        (here / name / "normtheory.jsonl").write_text("nothing\n")
+    assert main(["report", "--text", "a", "b"]) == 2
+    assert "has no line with its settings" in capsys.readouterr().err
+
+
+def test_names_with_brackets_are_names(here, capsys):
+    run_in(here / "a", name="[bold]demo[/x]")
+    assert main(["report", "--text", "a"]) == 0
+    assert "[bold]demo[/x], 2 epochs" in capsys.readouterr().out
+
+
+def test_a_terminal_without_greek_letters(here):
+    run_in(here / "a")
+    command = [sys.executable, "-m", "lightning_normtheory.recipes.cli", "report", "--text", "a"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Loss on the probe" in done.stdout
 
 
 def test_a_place_that_cannot_be_written(here, capsys):

@@ -184,7 +184,7 @@ def test_what_is_not_finite_is_a_gap_with_a_mark(visit, one):
 
 
 def test_points_that_a_log_axis_cannot_show_are_counted(visit, one):
-    found = panel(visit(one), "Generalization gap and its bounds")
+    found = panel(visit(one), "Generalisation gap and its bounds")
     note = found.locator(".hidden-points")
     assert note.inner_text().startswith("4 points are 0 or less")
     positive = {epoch: value for epoch, value in expected("generalization_gap").items() if value > 0}

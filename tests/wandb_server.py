@@ -117,6 +117,11 @@ class WandbServer:
         self.operations: dict[str, Callable[[dict], dict]] = {
             "Viewer": self._viewer,
             "ServerFeaturesQuery": lambda variables: {"serverInfo": {"features": []}},
+            # Clients up to 0.19 ask which fields and mutations there are.
+            "ProbeServerCapabilities": lambda variables: {
+                kind: {"fields": []} for kind in ("QueryType", "MutationType", "ServerInfoType")
+            },
+            "InputFields": lambda variables: {"TypeInfo": {"inputFields": []}},
             "OrganizationCoreWeaveOrganizationID": lambda variables: {"entity": {"organization": None}},
             "RunResumeStatus": self._run_resume_status,
             "UpsertBucket": self._upsert_bucket,

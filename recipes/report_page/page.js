@@ -53,6 +53,7 @@ function zoomTo(from, to) {
   const width = Math.min(Math.max(to - from, 1), last - first);
   const start = Math.min(Math.max((from + to - width) / 2, first), last - width);
   page.zoom = width >= last - first ? null : [start, start + width];
+  tip.hidden = true;
   refresh();
 }
 
@@ -257,7 +258,8 @@ function listenToRuns() {
   const show = (isOn) => {
     for (const [i, box] of boxes.entries()) page.runs[i].on = box.checked = isOn(i);
     const on = page.runs.filter((run) => run.on).length;
-    document.getElementById("run-count").textContent = `${on} of ${boxes.length} runs`;
+    const words = on < boxes.length ? "; words and tiles are about all" : "";
+    document.getElementById("run-count").textContent = `${on} of ${boxes.length} runs${words}`;
     refresh();
     for (const plot of page.plots) fillTable(plot);
     sparklines();

@@ -5,6 +5,22 @@ const EDGE = { top: 8, right: 8, bottom: 24 };
 const INSET = 7; // the first and the last point are not on the frame
 const MANY = 60; // with more points, a dot on each would be a thick line
 
+/** Of the many points in one column of pixels, the first, the last and the extremes: they cover the others. */
+function thinned(points) {
+  if (points.length <= 2000) return points;
+  const columns = new Map();
+  for (const point of points) {
+    const column = columns.get(Math.round(point[0]));
+    if (column) column.push(point);
+    else columns.set(Math.round(point[0]), [point]);
+  }
+  return [...columns.values()].flatMap((column) => {
+    const [lowest, highest] = [Math.min, Math.max].map((extreme) => extreme(...column.map((point) => point[1])));
+    const kept = [column.find((point) => point[1] == lowest), column.find((point) => point[1] == highest)];
+    return column.filter((point, i) => i === 0 || i === column.length - 1 || kept.includes(point));
+  });
+}
+
 /** The plot of a panel: draws itself from `page`, which holds the runs, who of them is shown, and the zoom. */
 class Plot {
   constructor(article, spec) {
@@ -50,6 +66,7 @@ class Plot {
       `viewBox="${left} ${EDGE.top} ${right - left} ${bottom - EDGE.top}">${lines.join("")}${this.marks()}</svg>` +
       `<g class="cross"></g><rect class="brush" y="${EDGE.top}" height="${bottom - EDGE.top}" width="0"/></svg>`;
     this.tellHidden();
+    this.showLegend();
     this.article.querySelector(".log").setAttribute("aria-pressed", String(this.isLog));
     this.article.querySelector(".reset").disabled = !page.zoom;
     if (this.epochs.includes(this.epoch)) this.cross(this.epoch);
@@ -118,7 +135,7 @@ class Plot {
     let points = [];
     const all = this.epochs.length * this.lines.length <= MANY;
     const close = () => {
-      if (points.length > 1) path += "M" + points.join("L");
+      if (points.length > 1) path += "M" + thinned(points).join("L");
       if (all || points.length === 1) {
         for (const [x, y] of points) dots += `<circle class="dot" cx="${x}" cy="${y}" r="2.4"/>`;
       }
@@ -162,8 +179,17 @@ class Plot {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "Show a linear axis";
-    button.addEventListener("click", () => this.toggleLog());
+    button.addEventListener("click", () => {
+      this.toggleLog();
+      this.place.focus(); // the button is gone
+    });
     note.append(button);
+  }
+
+  /** Layers of other runs have no line here. */
+  showLegend() {
+    const drawn = new Set(this.lines.map((line) => line.curve));
+    this.article.querySelectorAll(".legend li").forEach((entry, i) => (entry.hidden = this.layers && !drawn.has(i)));
   }
 
   toggleLog() {
