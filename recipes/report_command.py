@@ -83,8 +83,8 @@ def _read(paths: Sequence[Path]) -> list[History]:
             errors.append(error)
     if not histories:
         raise errors[0]
-    for error in errors:
-        print(f"normtheory: left out: {error}", file=sys.stderr)
+    for reason in errors:
+        print(f"normtheory: left out: {reason}", file=sys.stderr)
     return histories
 
 

@@ -357,3 +357,17 @@ def test_the_numbers_of_the_page_are_finite_or_strings(tmp_path):
         "script", id="data"
     )
     json.loads(text, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(("wanted", "text"), [(2, "<dd>2</dd>"), (9, "<dd>2, so far, of 9</dd>"), (-1, "<dd>2</dd>")])
+def test_a_run_that_was_to_have_more_epochs_says_so(tmp_path, wanted, text):
+    path = write_run(tmp_path / "run", {0: {"loss": 1.0}, 1: {"loss": 0.5}})
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(lines[0]) | {"max_epochs": wanted}), *lines[1:]]) + "\n")
+    assert text in report(tmp_path / "report.html", path).read_text()
+
+
+def test_the_papers_are_named(tmp_path):
+    page = report(tmp_path / "report.html", write_run(tmp_path / "run", {0: {"loss": 1.0}})).read_text()
+    assert "Optimization and Generalization Guarantees for Weight Normalization" in page
+    assert "an assumption of the theorem fails" in page

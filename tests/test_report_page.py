@@ -189,8 +189,9 @@ def test_points_that_a_log_axis_cannot_show_are_counted(visit, one):
     assert note.inner_text().startswith("4 points are 0 or less")
     positive = {epoch: value for epoch, value in expected("generalization_gap").items() if value > 0}
     assert plotted(found).keys() == positive.keys()
-    note.get_by_role("button").click()
+    note.get_by_role("button").press("Enter")
     assert not note.is_visible()
+    assert found.locator(".plot").evaluate("plot => plot === document.activeElement")  # the button is gone
     assert plotted(found).keys() == expected("generalization_gap").keys()
 
 
@@ -327,6 +328,7 @@ def test_dragging_zooms_all_panels_and_a_double_click_resets(visit, one):
     for each in (found, other):
         _, ticks = axis(each, "epoch")
         assert [tick[1] for tick in ticks][:: len(ticks) - 1] == [2, 6]
+    assert not page.locator("#tip").is_visible()  # what it showed may be elsewhere now
     box = found.locator(".canvas").bounding_box()
     page.mouse.dblclick(box["x"] + 200, box["y"] + 50)
     assert_within_a_pixel(other, expected("Accuracy"))
@@ -356,10 +358,11 @@ def test_runs_can_be_switched_off_and_on(visit, four):
     boxes = page.locator("#runs input")
     boxes.nth(1).click()
     assert drawn_runs(found) == [0, 2, 3]
-    assert page.locator("#run-count").inner_text() == "3 of 4 runs"
+    assert page.locator("#run-count").inner_text() == "3 of 4 runs; words and tiles are about all"
     page.locator("#no-runs").click()
     assert drawn_runs(found) == []
     page.locator("#all-runs").click()
+    assert page.locator("#run-count").inner_text() == "4 of 4 runs"
     assert drawn_runs(found) == [0, 1, 2, 3]
     boxes.nth(2).click(modifiers=["Alt"])
     assert drawn_runs(found) == [2]
@@ -409,6 +412,26 @@ def test_layers_show_the_run_that_is_chosen(visit, four):
     assert_within_a_pixel(found, {epoch: 64.0 + epoch for epoch in range(4)})
     found.locator("select").select_option("width 256, seed 1")
     assert_within_a_pixel(found, {epoch: 256.0 + epoch for epoch in range(4)}, run=3)
+
+
+def test_the_legend_has_the_layers_of_the_run_that_is_chosen(visit, tmp_path):
+    runs = [write_run(tmp_path / name, {0: {f"layers/weight_norm__{name}": 1.0}}, run=name) for name in "ab"]
+    found = panel(visit(report(tmp_path / "report.html", *runs)), "Smallest weight norm of each layer")
+    assert found.locator(".legend li:visible").all_inner_texts() == ["a"]
+    found.locator("select").select_option("b")
+    assert found.locator(".legend li:visible").all_inner_texts() == ["b"]
+
+
+def test_of_thousands_of_epochs_the_extremes_are_drawn(visit, tmp_path):
+    losses = {epoch: 2.0 + math.sin(epoch) for epoch in range(5000)} | {1234: 9.0, 3456: 0.5}
+    rows = {epoch: {"loss": loss} for epoch, loss in losses.items()}
+    found = panel(visit(report(tmp_path / "report.html", write_run(tmp_path / "run", rows))), "Loss on the probe")
+    drawn = plotted(found)
+    assert len(points(found)) < 3000
+    assert drawn[1234] == pytest.approx(9.0, rel=0.02)
+    assert drawn[3456] == pytest.approx(0.5, rel=0.02)
+    assert drawn[0] == pytest.approx(losses[0], rel=0.02)
+    assert drawn[4999] == pytest.approx(losses[4999], rel=0.02)
 
 
 # -- looks -------------------------------------------------------------------------------------------------------------
