@@ -38,16 +38,15 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    """
+    r"""
     Example:
         >>> percent(0.923), percent(0.0004), percent(0.9996)
-        ('92 %', 'less than 1 %', 'more than 99 %')
+        ('92\xa0%', 'less than 1\xa0%', 'more than 99\xa0%')
     """
     if not math.isfinite(share):
-        return f"{number(share)} %"
-    if 0 < share < 0.01:
-        return "less than 1 %"
-    return "more than 99 %" if 0.99 < share < 1 else f"{100 * share:.0f} %"
+        return number(share)
+    whole = "less than 1" if 0 < share < 0.01 else "more than 99" if 0.99 < share < 1 else f"{100 * share:.0f}"
+    return f"{whole}\N{NO-BREAK SPACE}%"
 
 
 def times(ratio: float) -> str:

@@ -98,6 +98,8 @@ def _least_eigenvalue(history: History) -> Reading | None:
         side = "above" if value >= threshold else "below"
         text += f" It is {side} DGM's threshold {number(threshold)}."
         return Reading(f"λ_min(K) is {side} DGM's threshold.", text, "good" if side == "above" else "bad")
+    if of and now.get("certificate_ntk") == 1:
+        text += " So is that of all outputs, on fewer samples."
     if not of or now.get("certificate_ntk") == 1:
         return Reading("The tangent kernel is positive definite.", text, "good")
     text += " That of all outputs, which the theory asks for, may be singular all the same."

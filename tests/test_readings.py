@@ -277,7 +277,7 @@ def test_three_digits_are_right(value):
 def test_words():
     assert number(-0.000012345) == "−1.23e−5"
     assert number(1e100) == "1e100"
-    assert percent(0.5) == "50 %"
+    assert percent(0.5) == "50\N{NO-BREAK SPACE}%"
     assert times(1e12) == "1e12 times"
     assert trend({0: math.inf, 1: 2.0}) == "was infinite at first and is 2 at last"
     assert since({0: False}) is None
