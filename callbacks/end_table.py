@@ -134,7 +134,7 @@ _KINDS = (
     _Kind("w_min", "min_weight_norm", digits=4),
     _Kind("R = ‖∇L‖²/L", "rsc_ratio"),
     _Kind("α of strong convexity", "certificate_alpha", _beside_alpha),
-    _Kind("L⁺/L per step", "certificate_rate_measured", _beside_rate),
+    _Kind("L⁺/L per step", "certificate_rate_measured", _beside_rate, 4),
     _Kind("λ_max of the Hessian", "hessian_lambda_max", _beside_hessian),
     _Kind("max ‖∇²f‖", "predictor_hessian_norm", lambda last, _: _value("H̄", "certificate_hessian_bound", last)),
     _Kind("λ_min of the kernel", "ntk_lambda_min", _beside_kernel),

@@ -67,7 +67,7 @@ def test_everything_at_once():
         "w_min                    0.5326    0.5330",
         "R = ‖∇L‖²/L              0.0229    0.0229",
         "α of strong convexity     -3.00     -3.00   no guarantee",
-        "L⁺/L per step             0.950     0.950   guaranteed 0.99",
+        "L⁺/L per step            0.9500    0.9500   guaranteed 0.99",
         "λ_max of the Hessian       1.16      8.97   2/η = 10, β = 66.8, not converged",
         "max ‖∇²f‖                  1.50      1.50   H̄ = 40",
         "λ_min of the kernel     0.00122   0.00122   floor 3e-07, below threshold 0.25",
