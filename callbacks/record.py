@@ -71,7 +71,7 @@ def write(
     }
     run = f"{path.parent.name}/{path.name}"
     header = {"run": run, "versions": versions(), "max_epochs": trainer.max_epochs, **about}
-    append(path / "normtheory.jsonl", header, row, first=first)
+    append(path / "normtheory.jsonl", header, row, first)
 
 
 def versions() -> Mapping[str, str]:
@@ -84,7 +84,7 @@ def versions() -> Mapping[str, str]:
     }
 
 
-def append(path: Path, header: Mapping[str, Any], row: Mapping[str, Any], *, first: bool = True) -> None:
+def append(path: Path, header: Mapping[str, Any], row: Mapping[str, Any], first: bool = True) -> None:
     """Add a row. The file is closed, hence flushed, after each.
 
     With ``first``, the header comes before it unless the file has it already; without, only where the file is new.

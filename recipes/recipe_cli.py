@@ -183,11 +183,11 @@ def _report(trainer: Trainer, recipe: Recipe, name: str) -> None:
     histories = read_histories(path)
     console.print(epoch_table(histories[0]))
     console.print(legend(histories[0]), highlight=False)
-    console.print(f"\nEvery number of this run: {path}", soft_wrap=True)
+    if report := _write_report(histories, path.parent):
+        console.print(f"\nThe report, for a browser: {report.resolve().as_uri()}", soft_wrap=True)
+    console.print(f"Every number of this run: {path}", soft_wrap=True)
     if figure := _draw(recipe, name, path.parent):
         console.print(f"The figure: {figure}", soft_wrap=True)
-    if report := _write_report(histories, path.parent):
-        console.print(f"The report, for a browser: {report.resolve().as_uri()}", soft_wrap=True)
 
 
 def _write_report(histories: Sequence[History], folder: Path) -> Path | None:

@@ -154,7 +154,7 @@ def screen(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     monkeypatch.setattr(progress, "_PAUSE", 0.0)
-    monkeypatch.setattr("lightning_normtheory.callbacks.base.conclude", lambda run: None)  # which prints a table
+    monkeypatch.setattr("lightning_normtheory.callbacks.base.conclude", lambda run, warn: None)  # which prints a table
     screen = Screen()
     yield screen
     rich.reconfigure()  # Lightning has changed the console of all
@@ -321,7 +321,7 @@ def test_a_real_hessian_is_shown(monkeypatch, screen, package, kind):
 def test_tables_stand_above_the_bar_and_nothing_of_them_is_lost(monkeypatch, screen, package, kind):
     table = [f"line {i}" for i in range(30)]
 
-    def talk(run):
+    def talk(run, warn):
         say(run, "\n".join(table))
 
     monkeypatch.setattr("lightning_normtheory.callbacks.base.conclude", talk)
