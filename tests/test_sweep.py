@@ -314,4 +314,6 @@ def test_a_killed_sweep_of_a_recipe_goes_on(tmp_path):
         (figure,) = Path("out").glob(f"sweeps/quickstart-*/quickstart.{ending}")
         assert f"{figure}\n" in done.stdout
         assert figure.stat().st_size > 0
+    (report,) = Path("out").glob("sweeps/quickstart-*/report.html")
+    assert f"2 runs: {report.resolve().as_uri()}\n" in done.stdout
     assert "max_epochs=1" in (folders()["model.width=8_seed=0"] / "command.txt").read_text()
