@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import shutil
 import warnings
 
 import pytest
@@ -32,3 +33,75 @@ def _quiet(tmp_path, monkeypatch):
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+
+
+@pytest.fixture
+def swept(monkeypatch):
+    """What the command would sweep."""
+    calls = []
+    monkeypatch.setattr("lightning_normtheory.recipes.sweep.sweep", lambda *arguments: calls.append(arguments) or 0)
+    return calls
+
+
+# -- the report in a browser: pytest -m browser ------------------------------------------------------------------------
+
+CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    place = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if place is None:
+        pytest.fail("Expected Chromium on the PATH, but there is none: install it, on Debian with apt install chromium")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=place, args=CHROMIUM)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a file; afterwards, nothing may have been complained of, and nothing asked for but the file."""
+    pages, complaints, requests = [], [], []
+
+    def visit(path, width=1400, height=900, **context):
+        page = browser.new_context(viewport={"width": width, "height": height}, **context).new_page()
+        page.set_default_timeout(5000)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri())
+        pages.append((page, path))
+        return page
+
+    yield visit
+    for page, _ in pages:
+        page.context.close()
+    assert complaints == []
+    assert sorted(url for url in requests if url != "data:,") == sorted(path.as_uri() for _, path in pages)
+
+
+@pytest.fixture
+def one(tmp_path):
+    """The page of one run, with numbers of every kind."""
+    from report_cases import awkward_rows, report, write_run
+
+    return report(tmp_path / "report.html", write_run(tmp_path / "run", awkward_rows()))
+
+
+@pytest.fixture
+def four(tmp_path):
+    """The page of a small sweep."""
+    from report_cases import report, sweep
+
+    return report(tmp_path / "report.html", *sweep(tmp_path))

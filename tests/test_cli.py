@@ -19,14 +19,6 @@ def handed_on(monkeypatch):
     return calls
 
 
-@pytest.fixture
-def swept(monkeypatch):
-    """What the command would sweep."""
-    calls = []
-    monkeypatch.setattr(sweep, "sweep", lambda *arguments: calls.append(arguments) or 0)
-    return calls
-
-
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [

@@ -3,20 +3,12 @@
 import pytest
 import yaml
 
-from lightning_normtheory.recipes import grid, registry, sweep
+from lightning_normtheory.recipes import grid, registry
 from lightning_normtheory.recipes.cli import main
 from lightning_normtheory.recipes.option_errors import OptionError
 from lightning_normtheory.recipes.recipe_cli import check_options
 
 from cli_cases import refusal
-
-
-@pytest.fixture
-def swept(monkeypatch):
-    """What the command would sweep."""
-    calls = []
-    monkeypatch.setattr(sweep, "sweep", lambda *arguments: calls.append(arguments) or 0)
-    return calls
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ def test_the_numbers_of_the_page_are_finite_or_strings(tmp_path):
     text = Page(report(tmp_path / "r.html", write_run(tmp_path / "run", {0: {"loss": math.nan}}))).text_of(
         "script", id="data"
     )
-    json.loads(text, parse_constant=pytest.fail)
+    assert json.loads(text, parse_constant=pytest.fail)["runs"][0]["series"] == {"loss": ["nan"]}
 
 
 @pytest.mark.parametrize(("wanted", "text"), [(2, "<dd>2</dd>"), (9, "<dd>2, so far, of 9</dd>"), (-1, "<dd>2</dd>")])
