@@ -13,16 +13,24 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_normtheory.callbacks import record, wandb_stream
 from lightning_normtheory.callbacks.budget import TimeBudget
-from lightning_normtheory.callbacks.checks import check_arguments, check_training_step, refuse_unknown_arguments
+from lightning_normtheory.callbacks.checks import (
+    check_arguments,
+    check_strategy,
+    check_synchronised,
+    check_training_step,
+    refuse_unknown_arguments,
+)
 from lightning_normtheory.callbacks.conclusion import conclude
 from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.host import HostCallback
-from lightning_normtheory.callbacks.measured_function import BatchFunction, FailedElsewhereError
+from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.progress import MeasurementProgress, clear_line
+from lightning_normtheory.callbacks.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.layers import refuse_uninitialized
+from lightning_normtheory.processes import FailedElsewhereError
 from lightning_normtheory.snapshot import Snapshot
 
 __all__ = ["DiagnosticCallback"]
@@ -84,6 +92,8 @@ class DiagnosticCallback(HostCallback):
         self._started = False
         self._resumed = False
         self._wrote = False
+        # How many epochs have ended, with what is due then done.
+        self._ended: int | None = 0
         # What views have found out about the samples and the loss, once for a fit.
         self._known: dict[str, Any] = {}
         self._warned: set[str] = set()
@@ -95,8 +105,11 @@ class DiagnosticCallback(HostCallback):
     # -- fit start: everything that is wrong with the set-up is said here --------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            check_strategy(trainer, type(self).__name__)
         # Nothing of an earlier fit remains; a checkpoint is loaded after this hook.
         self._resumed = False
+        self._ended = 0
         self._known = {}
         self._diagnostics = self.make_diagnostics()
         if stage == "fit":  # a checkpoint that is saved after a `validate` still knows the samples of the fit
@@ -120,6 +133,7 @@ class DiagnosticCallback(HostCallback):
         if not any(diagnostic.needs_validation for diagnostic in self._active):
             self._validation_probe = None
         if self._needs_probe:
+            check_synchronised(trainer, pl_module, self._uses_batch_statistics, type(self).__name__)
             refuse_uninitialized(pl_module)
             if self.loss is None and any(diagnostic.needs_loss for diagnostic in self._active):
                 check_training_step(pl_module, type(self).__name__)
@@ -151,16 +165,20 @@ class DiagnosticCallback(HostCallback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._budget.train()  # a fit that resumes in the middle of an epoch has no start of an epoch
-        if not self._needs_probe:
-            return
-        if self.probe.collecting:
+        missed = self._resumed and not self._started and batch_idx == 0 and self._missed_the_end(trainer)
+        if missed:
+            self.probe.complete(trainer.world_size)
+        if self._needs_probe and self.probe.collecting:
             with self._budget.spending():
                 self.probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
         if not self._started:
             # Not earlier: a training_step may need what the module prepares in its own start hooks.
             self._started = True
             with self._budget.spending():
-                self._begin(self._view(trainer, pl_module))
+                if self._needs_probe:
+                    self._begin(self._view(trainer, pl_module))
+                if missed and self._is_due(trainer.current_epoch - 1):
+                    self._catch_up(trainer, pl_module)
 
     def _begin(self, view: View) -> None:
         view.try_out(
@@ -171,7 +189,18 @@ class DiagnosticCallback(HostCallback):
             with self._progress(view.trainer) as progress:
                 for diagnostic in self._active:
                     progress.begin(diagnostic.title)
-                    self._guarded(diagnostic, lambda d: d.start(view))
+                    self._guarded(diagnostic, view, diagnostic.start)
+
+    def _missed_the_end(self, trainer: Trainer) -> bool:
+        """Whether the checkpoint is from the end of an epoch but older than our measurement: from its last step, or from
+        a measurement that was interrupted. Lightning does not end such an epoch again."""
+        return self._ended is not None and trainer.current_epoch > self._ended
+
+    def _catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the epoch before. In the file only: the loggers are in the next epoch already."""
+        metrics = self._measure(trainer, pl_module)
+        named = {self._metric_name(name): value for name, value in metrics.items()}
+        self._write(trainer, named, trainer.current_epoch - 1)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probe.release()
@@ -231,8 +260,14 @@ class DiagnosticCallback(HostCallback):
         if self._needs_probe:
             with self._budget.spending():
                 self.probe.complete(trainer.world_size)
-        if (trainer.current_epoch + 1) % self.every_n_epochs != 0:
-            return
+        if self._is_due(trainer.current_epoch):
+            self._measure_or_skip(trainer, pl_module)
+        self._ended = trainer.current_epoch + 1
+
+    def _is_due(self, epoch: int) -> bool:
+        return (epoch + 1) % self.every_n_epochs == 0
+
+    def _measure_or_skip(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._affordable(trainer):
             self._report(trainer, pl_module, {"skipped": 1.0})
             return
@@ -252,13 +287,26 @@ class DiagnosticCallback(HostCallback):
         begin = time.perf_counter()
         view = self._view(trainer, pl_module)
         metrics: dict[str, float] = {}
-        with self._progress(trainer) as progress:
-            for diagnostic in self._active:
-                progress.begin(diagnostic.title)
-                measured = self._guarded(diagnostic, lambda d: d.measure(view))
-                metrics.update(measured if measured is not None else dict.fromkeys(diagnostic.names, math.nan))
+        before = [(diagnostic, self._told(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
+        try:
+            with self._progress(trainer) as progress:
+                for diagnostic in self._active:
+                    progress.begin(diagnostic.title)
+                    measured = self._measured(diagnostic, view)
+                    metrics.update(measured if measured is not None else dict.fromkeys(diagnostic.names, math.nan))
+        except BaseException:  # whoever stops a measurement may still save a checkpoint, and a half is none
+            for diagnostic, state in before:
+                diagnostic.load_state_dict(state)
+            raise
         metrics["seconds"] = time.perf_counter() - begin
-        return metrics
+        # What was not added up (a running statistic, a time) may differ, and whoever monitors it must decide the same.
+        return trainer.strategy.broadcast(metrics) if trainer.world_size > 1 else metrics
+
+    def _measured(self, diagnostic: Diagnostic, view: View) -> dict[str, float] | None:
+        if diagnostic.needs_probe and self.probe.collecting:  # resumed where only the end of an epoch was left to do
+            self._warn_once("probe", f"No batch has passed yet to measure {self.prefix} on: this epoch is NaN.")
+            return None
+        return self._guarded(diagnostic, view, diagnostic.measure)
 
     def _progress(self, trainer: Trainer) -> MeasurementProgress:
         return MeasurementProgress(trainer, len(self._active), self.prefix, partial(self._warn_once, "progress"))
@@ -281,14 +329,19 @@ class DiagnosticCallback(HostCallback):
         except Exception as error:  # noqa: BLE001  # of W&B's client
             self._warn_of(f"W&B does not know the axes or the settings of {self.prefix}", error)
 
-    def _guarded(self, diagnostic: Diagnostic, action: Any) -> Any:
+    def _guarded(self, diagnostic: Diagnostic, view: View, action: Callable[[View], Any]) -> Any:
         """Do it; a failure is reported once per diagnostic and fit, and never stops a run that did not ask for it."""
         name = diagnostic.names[0]
+        error: Exception | None = None
         try:
-            result = action(diagnostic)
-        except Exception as error:
+            result = action(view)
+        except Exception as caught:  # noqa: BLE001  # reported or raised below, when all processes know
+            error = caught
+        if view.processes.end(failed=error is not None):
+            error = error or FailedElsewhereError()
+        if error is not None:
             if self.on_error == "raise":
-                raise
+                raise error
             # rank_zero_warn would keep quiet in the one process that knows the reason.
             warn = rank_zero_warn if isinstance(error, FailedElsewhereError) else warnings.warn
             message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
@@ -311,21 +364,35 @@ class DiagnosticCallback(HostCallback):
         layer = name.removeprefix("layers/")
         return f"{self.prefix}_layers/{layer}" if layer != name else f"{self.prefix}/{name}"
 
-    def _write(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+    def _write(self, trainer: Trainer, metrics: dict[str, float], epoch: int | None = None) -> None:
         # In every process: a metric of the user's may be summed over them. And it must not remember that it was asked,
         # since the module may still update it when its own epoch ends.
         before = Snapshot(trainer.lightning_module, trainer._results, arrays=False)
-        everything = dict(trainer.callback_metrics)
-        before.restore()
+        everything: dict[str, Any] = {}
+        try:
+            everything.update(trainer.callback_metrics)
+        except Exception as error:  # noqa: BLE001  # of a metric that the module completes in its own hook, after ours
+            self._warn_of("The module's metrics could not be read for normtheory.jsonl", error)
+        finally:
+            before.restore()
         if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
-        notes = {name: note for diagnostic in self._active for name, note in diagnostic.notes().items()}
+        notes = {name: note for each in self._active for name, note in self._told(each, each.notes).items()}
         try:
-            record.write(trainer, {"settings": self.settings(), **notes}, metrics, users, first=not self._wrote)
+            about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
+            record.write(trainer, about, metrics, users, epoch=epoch, first=not self._wrote)
             self._wrote = True
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  # a full disk, or whatever else a place for a file can have
             self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
+
+    def _told(self, diagnostic: Diagnostic, tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What a diagnostic has for the file or the checkpoint; nothing if it fails, since neither may be lost."""
+        try:
+            return tell()
+        except Exception as error:  # noqa: BLE001  # reported, or raised
+            self._warn_of(f"The file or the checkpoint has nothing about {self.prefix}/{diagnostic.names[0]}", error)
+            return {}
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -335,16 +402,20 @@ class DiagnosticCallback(HostCallback):
         return self._generate_state_key(prefix=self.prefix)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        state = {
             "settings": self.settings(),
+            "begun": self._started or self._resumed,
+            "ended": self._ended,
+            "perturbed": self._known.get("perturbed"),
             "probe": self.probe.state_dict() if self._needs_probe else None,
             "validation_probe": self._validation_probe.state_dict() if self._validation_probe is not None else None,
-            "diagnostics": {d.names[0]: d.state_dict() for d in self._diagnostics},
+            "diagnostics": {each.names[0]: self._told(each, each.state_dict) for each in self._diagnostics},
             "budget": self._budget.state_dict(),
         }
+        return stored_once(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        changed = {k: (v, self.settings()[k]) for k, v in state_dict["settings"].items() if v != self.settings().get(k)}
+        changed = changed_settings(state_dict["settings"], self.settings())
         for name, (before, now) in changed.items():
             rank_zero_warn(f"{type(self).__name__}: {name} was {before!r} in the checkpoint and is {now!r} now.")
         if state_dict["probe"] is not None:
@@ -353,8 +424,17 @@ class DiagnosticCallback(HostCallback):
             self._validation_probe.load_state_dict(state_dict["validation_probe"])
         for diagnostic in self._diagnostics:
             diagnostic.load_state_dict(state_dict["diagnostics"].get(diagnostic.names[0], {}))
+            dropped = diagnostic.forget(changed.keys())
+            if dropped:
+                rank_zero_warn(
+                    f"{type(self).__name__} cannot go on with {dropped}: the checkpoint's were measured otherwise, and"
+                    " are dropped."
+                )
+        if state_dict.get("perturbed") is not None and not changed.keys() & {"loss", "predict", "probe", "seed"}:
+            self._known["perturbed"] = state_dict["perturbed"]
         self._budget.load_state_dict(state_dict.get("budget", {}))
-        self._resumed = True
+        self._ended = state_dict.get("ended")
+        self._resumed = state_dict.get("begun", True)
 
     def settings(self) -> dict[str, Any]:
         """What the file and the checkpoint say about how the numbers came about."""
@@ -370,6 +450,11 @@ class DiagnosticCallback(HostCallback):
             "on_error": self.on_error,
             "max_overhead": self.max_overhead,
         }
+
+    @property
+    def _uses_batch_statistics(self) -> bool:
+        """As far as a BatchNorm of the model is in training."""
+        return self.batch_stats or (self.batch_stats is None and any(each.needs_loss for each in self._active))
 
     @property
     def _needs_probe(self) -> bool:

@@ -1,6 +1,6 @@
 """`BatchNormTheory`: the normalisation factors of any BatchNorm, and BN's margins, radii and bound where they apply."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from lightning_normtheory.batchnorm_bounds import BatchNormTheorem, batchnorm_th
 from lightning_normtheory.batchnorm_form import BatchNormForm, BatchNormNetwork, batchnorm_network
 from lightning_normtheory.batchnorm_margin import batchnorm_margin
 from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.diagnostic import SAMPLE_SETTINGS, Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.view import View
@@ -120,6 +120,12 @@ class BatchNormTheoryDiagnostic(Diagnostic):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._looked = state.get("looked", False)
         self._start = _Start(*state["start"]) if state.get("start") else None
+
+    def forget(self, changed: Collection[str]) -> str:
+        if self._start is None or not (SAMPLE_SETTINGS | {"predict", "batchnorm_samples"}) & set(changed):
+            return ""
+        self._start, self._looked = None, False
+        return "BN's margins and weights at fit start"
 
 
 def _error_bound(theorem: BatchNormTheorem, start: _Start) -> dict[str, float]:

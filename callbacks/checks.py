@@ -4,9 +4,20 @@ import difflib
 import inspect
 from typing import Any
 
-from pytorch_lightning import LightningModule
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch import nn
 
-__all__ = ["check_arguments", "check_training_step", "refuse_unknown_arguments"]
+__all__ = [
+    "check_arguments",
+    "check_strategy",
+    "check_synchronised",
+    "check_training_step",
+    "refuse_unknown_arguments",
+]
+
+# Of Lightning's strategies, in either package, those whose processes have a part of the weights each.
+_DIVIDE_THE_WEIGHTS = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
 
 
 def refuse_unknown_arguments(cls: type, given: dict[str, Any]) -> None:
@@ -43,6 +54,43 @@ def check_arguments(every_n_epochs: Any, batch_stats: Any, prefix: str, on_error
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise TypeError(f"Expected {name} to be a function of (module, batch), but got {function!r}.")
+
+
+def check_strategy(trainer: Trainer, callback: str) -> None:
+    """Whether every process has the whole model, and can add up with the others.
+
+    Raises:
+        ValueError: with the reason and the alternative.
+    """
+    strategy = type(trainer.strategy)
+    if _DIVIDE_THE_WEIGHTS & {base.__name__ for base in strategy.__mro__}:
+        raise ValueError(
+            f"Expected a strategy that gives every process the whole model, but {strategy.__name__} divides its weights"
+            f" between them, and {callback} differentiates through all of them at once. Train with strategy='ddp', or"
+            " leave the callback out and measure the weights of a checkpoint in one process, with the functions of"
+            " lightning_normtheory."
+        )
+    if trainer.world_size > 1 and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        raise ValueError(
+            f"Expected processes that torch.distributed connects, but {strategy.__name__} has {trainer.world_size} of"
+            f" another kind, which {callback} cannot add up over. Train with strategy='ddp', or leave it out."
+        )
+
+
+def check_synchronised(trainer: Trainer, pl_module: LightningModule, batch_stats: bool, callback: str) -> None:
+    """Whether a SyncBatchNorm would have to be differentiated through the statistics of all processes.
+
+    Raises:
+        ValueError: with the reason and the alternative.
+    """
+    found = [name for name, module in pl_module.named_modules() if isinstance(module, nn.SyncBatchNorm)]
+    if found and batch_stats and trainer.world_size > 1:
+        raise ValueError(
+            f"Expected BatchNorm layers with statistics of their own process, but {found[0]!r} is a SyncBatchNorm:"
+            " torch cannot differentiate its batch statistics twice, and it waits for all processes in every step. Use"
+            f" {callback}(batch_stats=False), which measures with its running statistics, or train without"
+            " sync_batchnorm."
+        )
 
 
 def check_training_step(pl_module: LightningModule, callback: str) -> None:

@@ -22,7 +22,7 @@ def conclude(trainer: Trainer, warn: Callable[[str, Exception], None]) -> None:
         return
     try:
         path = record.folder(trainer) / "normtheory.jsonl"
-        histories = read_histories(path) if path.exists() else []
+        histories = read_histories(path) if path.is_file() else []  # not a device, which may have no end
         for history in histories:
             if table := end_table(history):
                 say(trainer, f"\n{table}")

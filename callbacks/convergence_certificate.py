@@ -1,13 +1,13 @@
 """`ConvergenceCertificate`: which sufficient condition for convergence holds, and which theorem applies."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from torch import Tensor
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.messages import say
 from lightning_normtheory.callbacks.probe import Probe
@@ -21,7 +21,7 @@ from lightning_normtheory.certificate import (
     ntk_condition,
     rsc_condition,
 )
-from lightning_normtheory.chain import Chain
+from lightning_normtheory.chain import Chain, Link
 from lightning_normtheory.infinite_width import DGMForm
 from lightning_normtheory.known_losses import KnownLoss
 from lightning_normtheory.rsc_constants import ntk_lower_bound, rsc_constants, rsc_radii
@@ -71,8 +71,8 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             dgm="" if self._dgm else str(form),
             batchnorm=why_not_batchnorm(view.batchnorm_form(self._samples), view.targets(self._samples)),
         )
-        if isinstance(setting.chain, Chain):
-            self._initial = [link.affine.weight.detach().cpu().clone() for link in setting.chain.links]
+        if isinstance(setting.chain, Chain) and not self._initial:
+            self._initial = [link.affine.weight.detach().cpu().clone() for link in _followed(setting.chain)]
         say(view.trainer, theorem_table(self._theorems))
 
     def notes(self) -> dict[str, Any]:
@@ -113,15 +113,12 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     def _radii(self, setting: Setting) -> dict[str, float]:
         """How far the weights are from where they began: ρ in the spectral norm, ρ₁ at the output."""
         chain = setting.chain
-        if isinstance(chain, str) or len(chain.links) != len(self._initial):
+        if isinstance(chain, str) or len(_followed(chain)) != len(self._initial):
             return {}
-        head = chain.head.affine.weight.cpu() - self._initial[-1]
+        *hidden, head = (link.affine.weight.cpu() - start for link, start in zip(_followed(chain), self._initial))
         radii = {"rho_1": float(head.double().norm(dim=1).max())}
-        # A ball of spectral norms is RSC's; of WN, a weight is where it is whatever its distance.
-        if not any(link.affine.origin.kind == "weight_norm" for link in chain.links):
-            pairs = zip(chain.links[:-1], self._initial)
-            hidden = [spectral_norm(link.affine.weight.cpu() - start) for link, start in pairs]
-            radii["rho"] = max(hidden, default=0.0)
+        if not _has_weight_norm(chain):
+            radii["rho"] = max(map(spectral_norm, hidden), default=0.0)
         return radii
 
     def _papers_constants(self, view: View, setting: Setting, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -166,6 +163,25 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._initial = list(state.get("initial", []))
         self._last = state.get("last")
         self._looked = state.get("looked", False)
+
+    def forget(self, changed: Collection[str]) -> str:
+        if (SAMPLE_SETTINGS | {"loss", "predict", "ntk_samples"}) & set(changed):
+            self._looked, self._dgm = False, None  # which theorem applies is looked up again; the radii go on
+        if self._last is None or not LOSS_SETTINGS & set(changed):
+            return ""
+        self._last = None
+        return f"the loss before, for {_MEASURED}"
+
+
+def _has_weight_norm(chain: Chain) -> bool:
+    return any(link.affine.origin.kind == "weight_norm" for link in chain.links)
+
+
+def _followed(chain: Chain) -> tuple[Link, ...]:
+    """The layers whose way from the start is measured. A ball of spectral norms around all of them is RSC's; of WN, a
+    weight is where it is whatever its distance, except for the head. The start is in every checkpoint."""
+    links = tuple(chain.links)
+    return links[-1:] if _has_weight_norm(chain) else links
 
 
 def _descent(setting: Setting, local: Local) -> Descent | None:

@@ -1,13 +1,17 @@
 """The form of a diagnostic: one quantity of the theory, free of Lightning's hooks."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from torch import nn
 
 from lightning_normtheory.callbacks.view import View
 
-__all__ = ["Diagnostic", "NotApplicable"]
+__all__ = ["LOSS_SETTINGS", "SAMPLE_SETTINGS", "Diagnostic", "NotApplicable"]
+
+# The settings of a callback that say which samples are measured, and which loss of them.
+SAMPLE_SETTINGS = frozenset({"probe", "seed"})
+LOSS_SETTINGS = SAMPLE_SETTINGS | {"loss", "batch_stats"}
 
 
 class NotApplicable(ValueError):
@@ -61,3 +65,14 @@ class Diagnostic:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
+
+    def forget(self, changed: Collection[str]) -> str:
+        """Drop what was loaded and is about other samples or another function than what is measured now.
+
+        Args:
+            changed: the names of the settings that are others than in the checkpoint.
+
+        Returns:
+            What was dropped, in words; nothing if nothing was.
+        """
+        return ""

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_normtheory.architecture import Operation, opaque
 from lightning_normtheory.batchnorm_form import BatchNormForm, batchnorm_form, batchnorm_network
 from lightning_normtheory.callbacks.batch_parts import batch_parts
-from lightning_normtheory.callbacks.measured_function import MeasuredFunction
+from lightning_normtheory.callbacks.measured_function import MeasuredFunction, default_predict
 from lightning_normtheory.callbacks.probe import describe
 from lightning_normtheory.infinite_width import DGMForm, dgm_form
 from lightning_normtheory.inputs import has_samples, some_samples, trainable_parameters
@@ -43,14 +43,18 @@ class ExaminedFunction(MeasuredFunction):
         """What the theorems ask about: the structure of the network now, its samples and its loss."""
         with self._measuring(independent=True):
             output = self._record_forward()
-            if "x_norms" not in self._known:
+            # What one bad epoch has hidden (a loss or an input that was not finite) is looked for again in the next.
+            if not all(map(math.isfinite, self._known.get("x_norms", (math.nan,)))):
                 self._known["x_norms"] = self._x_norms()
             loss = self._identify_loss()
-            if "perturbed" not in self._known:
-                self._known["perturbed"] = self._identify_loss_elsewhere()
+            if isinstance(loss, KnownLoss) and "perturbed" not in self._known:
+                elsewhere = self._identify_loss_elsewhere()
+                # Plain, since it goes into the checkpoint.
+                self._known["perturbed"] = elsewhere if isinstance(elsewhere, str) else tuple(elsewhere)
         # What is one loss where it is and another elsewhere has a part that was zero by chance.
-        elsewhere = self._known["perturbed"]
-        loss = loss if isinstance(loss, str) else same_loss([loss, elsewhere])
+        if isinstance(loss, KnownLoss):
+            perturbed = self._known["perturbed"]
+            loss = same_loss([loss, perturbed if isinstance(perturbed, str) else KnownLoss(*perturbed)])
         return Setting(output, self._known["x_norms"], loss, trainable_parameters(self.model))
 
     @property
@@ -93,7 +97,7 @@ class ExaminedFunction(MeasuredFunction):
     def _identify_loss(self) -> KnownLoss | str:
         """By its value on some samples of the first batches, at every measurement: it may change in training."""
         found = []
-        for index, batch in enumerate(self._all_batches[:_LOSS_BATCHES]):
+        for batch in self._all_batches[:_LOSS_BATCHES]:
             n = min(batch.samples, _LOSS_SAMPLES)
             data = some_samples(self._on_device(batch), batch.samples, slice(n))
             parts = batch_parts(data, n)
@@ -101,7 +105,7 @@ class ExaminedFunction(MeasuredFunction):
                 return "the loss is not known: its batches are no pairs of inputs and targets"
             with torch.no_grad():
                 self._afresh()
-                loss = float(self._loss_on(data, index))
+                loss = float(self._loss_on(data, batch.index))
                 self._afresh()
                 outputs = self._predict(self.model, data)
             found.append(identify_loss(loss, outputs.reshape(len(outputs), -1), parts.y.to(outputs.device)))
@@ -116,11 +120,14 @@ class ExaminedFunction(MeasuredFunction):
         return self._identify_loss()
 
     def targets(self, samples: int) -> Tensor | None:
-        """The labels of the first samples of the probe, where its batches are pairs of tensors."""
+        """The labels of the first samples of the probe, where its batches are pairs of tensors, or longer with an
+        input that is the first alone: a predictor of the user's may read two inputs."""
         found = []
         for batch, asked in self._first(samples):
             data = batch.data
             if not isinstance(data, (tuple, list)) or len(data) < 2 or not has_samples(data[1], batch.samples):
+                return None
+            if len(data) > 2 and self._predict is not default_predict:
                 return None
             if data[1].dim() > 1 and not data[1].is_floating_point():
                 return None  # labels of a sequence, or of pixels

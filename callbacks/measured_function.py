@@ -2,9 +2,9 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -12,30 +12,27 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.muted import muted
 from lightning_normtheory.callbacks.probe import Probe, ProbeBatch, describe
+from lightning_normtheory.callbacks.processes import processes_of
 from lightning_normtheory.inputs import require_graph, trainable_parameters
-from lightning_normtheory.layers import batch_norm_layers
+from lightning_normtheory.layers import batch_norm_layers, with_batch_statistics
+from lightning_normtheory.memory import is_out_of_memory
 from lightning_normtheory.snapshot import Snapshot
 from lightning_normtheory.untouched import untouched
 
 __all__ = [
     "RETURNS",
     "BatchFunction",
-    "FailedElsewhereError",
     "MeasuredFunction",
     "default_predict",
     "training_step_loss",
 ]
 
+T = TypeVar("T")
 BatchFunction = Callable[[Any, Any], Tensor]
 # What a function of the user's has to give, for messages.
 RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a tensor (samples, outputs)"}
-
-
-class FailedElsewhereError(RuntimeError):
-    """This process did its part, another one did not."""
-
-    def __init__(self) -> None:
-        super().__init__("The measurement failed in another process, which reports the reason.")
+# How much the loss of a batch may differ from that of its halves, by rounding: a float32 loss errs by some 1e-6.
+_SAME_LOSS = 1e-4
 
 
 class MeasuredFunction:
@@ -59,6 +56,7 @@ class MeasuredFunction:
     ) -> None:
         self.trainer = trainer
         self.model = pl_module
+        self.processes = processes_of(trainer)
         self._batches = probe.batches(trainer.global_rank, trainer.world_size)
         self._all_batches = probe.batches(0, 1)
         self._loss = loss
@@ -86,7 +84,7 @@ class MeasuredFunction:
         """
         trials: dict[str, Callable[[ProbeBatch], Any]] = {}
         if loss:
-            trials["loss"] = lambda batch: require_graph(self._loss_of(batch, 0), "a loss")
+            trials["loss"] = lambda batch: require_graph(self._loss_of(batch), "a loss")
         if outputs:
             trials["predict"] = self._predict_on
         trainable_parameters(self.model)
@@ -95,9 +93,9 @@ class MeasuredFunction:
                 for argument, trial in trials.items():
                     try:
                         trial(batch)
-                    except (torch.cuda.OutOfMemoryError, MemoryError):
-                        return
                     except Exception as error:
+                        if is_out_of_memory(error):
+                            return
                         raise ValueError(
                             f"The {argument} of a probe batch ({describe(batch.data)}) could not be computed: "
                             f"{type(error).__name__}: {error}\nIf the model itself is right, pass {argument}=, a "
@@ -121,7 +119,7 @@ class MeasuredFunction:
         try:
             with (
                 muted(self.trainer, self.model),
-                untouched(self.model, batch_stats=batch_stats) as self._afresh,
+                untouched(self.model, batch_stats=batch_stats, processes=self.processes) as self._afresh,
                 self.trainer.precision_plugin.forward_context(),
                 torch.autocast(self.model.device.type, enabled=False),  # mixed precision has the weights in full
                 torch.enable_grad(),
@@ -132,49 +130,69 @@ class MeasuredFunction:
         finally:
             around.restore()
             self.trainer.should_stop = should_stop
-        failures = float(self._add_up(torch.tensor([float(error is not None)])))
-        if error is not None:
-            raise error
-        if failures:
-            raise FailedElsewhereError
+        self.processes.agree(lambda: _hand_on(error))
 
-    def _add_up(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
-        if self.trainer.world_size == 1:
-            return values
-        return self.trainer.strategy.reduce(values.to(self.model.device), reduce_op="sum")
+    def _sparingly(self, measure: Callable[[], T]) -> T:
+        """``measure()``; where it runs out of memory, once more with batches of half the size, as long as they can be
+        halved. All processes do the same."""
+        while True:
+            try:
+                return self.processes.agree(measure)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                failure = error.with_traceback(None)  # which holds on to what has to go
+            if not self._halve_batches():
+                raise failure
 
-    def _sum_of_parts(self, part: Callable[[], Tensor], nothing: Tensor) -> Tensor:
-        """The sum over all processes of ``part()``, of the form of ``nothing``; if it fails in one, it fails in all."""
-        if self.trainer.world_size == 1:
-            return part()
-        error: Exception | None = None
+    def _halve_batches(self) -> bool:
+        """Measure on batches of half the size from now on, if the loss is a mean over samples that do not see each
+        other; whether it is shows in its value, which takes less memory than its gradient."""
+
+        def compare() -> tuple[list[ProbeBatch], bool]:
+            halves = [half for batch in self._batches for half in batch.halves()]
+            if len(halves) == len(self._batches) or with_batch_statistics(self.model):
+                return halves, False
+            whole, parts = self._mean_loss_of(self._batches), self._mean_loss_of(halves)
+            return halves, abs(whole - parts) <= _SAME_LOSS * abs(whole)
+
         try:
-            own = part()
-        except Exception as caught:  # noqa: BLE001  # raised below, when the others know
-            own, error = nothing, caught
-        total = self._add_up(torch.cat([own, own.new_full((1,), float(error is not None))]))
-        if error is not None:
-            raise error
-        if float(total[-1]):
-            raise FailedElsewhereError
-        return total[:-1]
+            with self._measuring(), torch.no_grad():
+                halves, same = compare()
+        except Exception as error:  # the value of a whole batch needs too much, too
+            if not is_out_of_memory(error):
+                raise
+            return False
+        refusals = float(self.processes.sum(torch.tensor([float(not same)])))
+        if refusals == 0:
+            self._batches = halves
+        return refusals == 0
+
+    def _mean_loss_of(self, batches: Sequence[ProbeBatch]) -> float:
+        """Of this process's batches, also of those that only keep step."""
+        losses = [batch.samples * float(self._loss_of(batch)) for batch in batches]
+        return sum(losses) / sum(batch.samples for batch in batches)
+
+    def _sum_of_parts(self, part: Callable[[], Tensor]) -> Tensor:
+        """The sum over all processes of ``part()``; if it fails in one, it fails in all."""
+        return self.processes.sum(self.processes.agree(part))
 
     def _largest(self, pair: Tensor) -> tuple[float, float]:
         """The pair with the largest first entry over all processes."""
-        if self.trainer.world_size > 1:
-            gathered = self.trainer.strategy.all_gather(pair.to(self.model.device)).reshape(-1, 2)
-            pair = gathered[gathered[:, 0].argmax()]
-        return float(pair[0]), float(pair[1])
+        pairs = torch.zeros(self.processes.count, 2, dtype=torch.float64)
+        pairs[self.processes.rank] = pair
+        pairs = self.processes.sum(pairs)
+        largest = pairs[pairs[:, 0].argmax()]
+        return float(largest[0]), float(largest[1])
 
     @property
     def _sum_device(self) -> torch.device:
         """Where sums in double precision can be kept."""
         return torch.device("cpu") if self.model.device.type == "mps" else self.model.device
 
-    def _loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
+    def _loss_of(self, batch: ProbeBatch) -> Tensor:
         self._afresh()
-        return self._loss_on(self._on_device(batch), index)
+        return self._loss_on(self._on_device(batch), batch.index)
 
     def _loss_on(self, data: Any, index: int) -> Tensor:
         loss = self._loss(self.model, data) if self._loss else training_step_loss(self.model, data, index)
@@ -203,6 +221,11 @@ class MeasuredFunction:
         data = self.trainer.precision_plugin.convert_input(data)
         data = self.model._on_before_batch_transfer(data, dataloader_idx=0)
         return self.trainer.strategy.batch_to_device(data, dataloader_idx=0)
+
+
+def _hand_on(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 def default_predict(module: LightningModule, batch: Any) -> Tensor:

@@ -15,7 +15,7 @@ class MinWeightNormDiagnostic(Diagnostic):
     """w_min and the smallest norm of each layer."""
 
     title = "weight norms"
-    names = ("min_weight_norm",)
+    names: tuple[str, ...] = ("min_weight_norm",)
     needs_probe = False
     needs_loss = False
 
@@ -41,6 +41,7 @@ class MinWeightNormDiagnostic(Diagnostic):
             while name in metrics:  # "a.b_c" and "a_b.c" are different layers
                 name += "_"
             metrics[name] = float(norm.min())
+        self.names = tuple(metrics)  # the layers too, when a later measurement fails
         return metrics
 
 

@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.diagnostic import SAMPLE_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.messages import warn
 from lightning_normtheory.callbacks.probe import Probe
@@ -80,7 +81,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         return metrics
 
     def _remember(self, view: View, found: TangentKernel) -> None:
-        self._reference, self._fingerprint = found.kernel.cpu(), self._fingerprint_of(view)
+        self._reference, self._fingerprint = _upper(found.kernel), self._fingerprint_of(view)
         self._change_max = 0.0
 
     def _fingerprint_of(self, view: View) -> int:
@@ -88,12 +89,13 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         return hash((view.fingerprint(self._samples), get_args(Outputs).index(self._outputs)))
 
     def _since_start(self, view: View, found: TangentKernel) -> dict[str, float]:
-        same = self._fingerprint == self._fingerprint_of(view)
-        if self._reference is None or not same or self._reference.shape != found.kernel.shape:
-            # Of an iterable dataset, or on other samples than those of the checkpoint, this is the first kernel.
-            self._remember(view, found)
+        if self._reference is not None and self._fingerprint != self._fingerprint_of(view):
+            warn("The samples are others than those of the checkpoint: ntk_change begins anew with this kernel.")
+            self._reference = None
+        if self._reference is None or len(self._reference) != _entries(found.kernel):
+            self._remember(view, found)  # of an iterable dataset, or on other samples than before, it is the first one
             return {}
-        change = kernel_change(found.kernel.cpu(), self._reference)
+        change = kernel_change(found.kernel.cpu(), _from_upper(self._reference, len(found.kernel)))
         self._change_max = max(self._change_max, change)
         return {"ntk_change": change, "ntk_change_max": self._change_max}
 
@@ -146,6 +148,31 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self._reference, self._fingerprint = state.get("reference"), state.get("fingerprint")
         self._change_max = state.get("change_max", 0.0)
         self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
+
+    def forget(self, changed: Collection[str]) -> str:
+        samples = SAMPLE_SETTINGS | {"predict", "ntk_samples"}
+        if self._dgm is not None and samples & set(changed):
+            self._dgm = None
+        if self._reference is None or not (samples | {"batch_stats", "ntk_outputs"}) & set(changed):
+            return ""
+        self._reference, self._change_max = None, 0.0
+        return "the kernel at fit start, for ntk_change"
+
+
+def _entries(kernel: Tensor) -> int:
+    return len(kernel) * (len(kernel) + 1) // 2
+
+
+def _upper(kernel: Tensor) -> Tensor:
+    """The upper triangle, which says all about a symmetric matrix, for the checkpoint."""
+    return kernel.cpu()[tuple(torch.triu_indices(len(kernel), len(kernel)))]
+
+
+def _from_upper(entries: Tensor, n: int) -> Tensor:
+    rows, columns = torch.triu_indices(n, n)
+    kernel = entries.new_empty(n, n)
+    kernel[rows, columns] = kernel[columns, rows] = entries
+    return kernel
 
 
 def _parts(found: TangentKernel) -> dict[str, float]:

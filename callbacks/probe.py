@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, SubsetRandomSampler
 
+from lightning_normtheory.inputs import some_samples
 from lightning_normtheory.rng import isolated_rng
 from lightning_normtheory.snapshot import Snapshot
 
@@ -31,6 +32,7 @@ class ProbeBatch:
         transferred: whether the module's batch-transfer hooks have seen it already.
         counts: whether it belongs to this process's share, or only keeps step with the others.
         first: how many samples of the probe come before it.
+        index: the number of the batch among those of this process.
     """
 
     data: Any
@@ -38,6 +40,22 @@ class ProbeBatch:
     transferred: bool = False
     counts: bool = True
     first: int = 0
+    index: int = 0
+
+    def halves(self) -> list["ProbeBatch"]:
+        """The same samples in two batches; one where there is one."""
+        middle = self.samples // 2
+        if middle == 0:
+            return [self]
+        return [
+            replace(
+                self,
+                data=some_samples(self.data, self.samples, slice(begin, end)),
+                samples=end - begin,
+                first=self.first + begin,
+            )
+            for begin, end in ((0, middle), (middle, self.samples))
+        ]
 
 
 class Probe:
@@ -77,6 +95,9 @@ class Probe:
         self._source: Any = None
         self._restored = False
         self._collected: tuple[int, int] | None = None
+        # Copies that a checkpoint brought from the middle of the collecting, which a loader may give once more.
+        self._brought: list[Any] = []
+        self._alone = True
 
     def __repr__(self) -> str:
         return f"Probe(samples={self.samples}, seed={self.seed})"
@@ -90,6 +111,7 @@ class Probe:
         restored, self._restored = self._restored, False
         self.collecting = False
         if restored and self._batches:
+            self.collecting = bool(self._brought)
             return  # copies that the checkpoint brought along
         loaders, structure = tree_flatten(iterables)
         if not all(_has_index(loader) for loader in loaders):
@@ -141,7 +163,7 @@ class Probe:
 
     def _start_collecting(self) -> None:
         self.collecting, self._collected = True, None
-        self._batches, self._chunks = [], []
+        self._batches, self._chunks, self._brought = [], [], []
 
     def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
         """Copy a batch that passes, until there are enough.
@@ -151,20 +173,25 @@ class Probe:
         """
         if position == self._collected:
             return
-        self._collected = position
+        self._collected, self._alone = position, world_size == 1
+        if self._brought:
+            copied = _to_cpu(batch)
+            if any(_same(copied, brought) for brought in self._brought):
+                return
         if sum(held.samples for held in self._batches) * world_size < self.samples:
             self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
 
     def complete(self, world_size: int) -> None:
-        """At the end of the first epoch or validation: the probe is what was copied, and every process knows it all."""
+        """At the end of the first epoch or validation: the probe is what was copied, and every process knows it all. As
+        long as no batch has passed in any of them, the collecting goes on."""
         if not self.collecting:
             return
-        self.collecting = False
         if world_size > 1:
             parts: list[Any] = [None] * world_size
             torch.distributed.all_gather_object(parts, self._batches)
             rounds = zip_longest(*parts)
             self._batches = [batch for batches in rounds for batch in batches if batch is not None]
+        self.collecting = not self._batches
 
     def release(self) -> None:
         """Let go of the loader; the samples stay."""
@@ -173,20 +200,22 @@ class Probe:
     def batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
         """What this process measures: every ``world_size``-th batch, or what it has copied so far."""
         if self.collecting:
-            return list(self._batches)
+            return [replace(batch, index=index) for index, batch in enumerate(self._batches)]
         firsts = accumulate((batch.samples for batch in self._batches), initial=0)
         own = [replace(batch, first=first) for batch, first in zip(self._batches, firsts)][rank::world_size]
         # Every process takes the same number of steps, as in training: the user's step may wait for the others.
         if self._batches and len(own) * world_size < len(self._batches):
             own.append(replace(self._batches[0], counts=False))
-        return own
+        return [replace(batch, index=index) for index, batch in enumerate(own)]
 
     def state_dict(self) -> dict[str, Any]:
         """The indices; of an iterable dataset, which has none, the samples themselves."""
         state: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "chunks": copy.deepcopy(self._chunks)}
-        if self._batches and not self._chunks and not self.collecting:
+        # In the middle of the collecting, one process of several does not know what the others have.
+        if self._batches and not self._chunks and (not self.collecting or self._alone):
             if all(_is_plain(batch.data) for batch in self._batches):
                 state["batches"] = [(batch.data, batch.samples) for batch in self._batches]
+                state["collecting"] = self.collecting
             else:
                 rank_zero_warn(
                     "The probe was copied from an iterable dataset whose batches are not made of tensors, lists and"
@@ -203,6 +232,7 @@ class Probe:
             return
         self._chunks = copy.deepcopy(state["chunks"])
         self._batches = [ProbeBatch(data, samples, transferred=True) for data, samples in state.get("batches", [])]
+        self._brought = [batch.data for batch in self._batches] if state.get("collecting") else []
         self._restored, self._source = True, None
 
     def _fits(self, loaders: list[DataLoader]) -> bool:
@@ -341,6 +371,15 @@ def _read(loader: DataLoader, chunks: Chunks, probe: Probe) -> Iterator[tuple[An
 def _to_cpu(batch: Any) -> Any:
     leaves, structure = tree_flatten(batch)
     return tree_unflatten([x.detach().cpu() if isinstance(x, Tensor) else x for x in leaves], structure)
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two batches are equal, bit by bit."""
+    (leaves, structure), (others, other_structure) = tree_flatten(first), tree_flatten(second)
+    return structure == other_structure and all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
+        for a, b in zip(leaves, others)
+    )
 
 
 def _is_plain(batch: Any) -> bool:

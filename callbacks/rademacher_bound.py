@@ -17,6 +17,7 @@ from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.generalization import generalization_bound
 from lightning_normtheory.known_losses import KnownLoss
 from lightning_normtheory.layers import batch_norm_layers
+from lightning_normtheory.processes import FailedElsewhereError
 from lightning_normtheory.setting import Setting
 
 __all__ = ["RademacherBound"]
@@ -91,8 +92,9 @@ class RademacherBoundDiagnostic(Diagnostic):
     def _gap(self, view: View) -> Gap | None:
         try:
             return view.generalization_gap
-        except ValueError as error:  # validation batches that the loss cannot read: the bounds need none
-            self._warn(f"{_GAP}_gap is not measured. {error}")
+        # Validation batches that the loss cannot read, here or in another process: the bounds need none.
+        except (ValueError, FailedElsewhereError) as error:
+            self._warn(f"{_GAP}_gap is not measured. {error}", f"{_GAP}_gap")
             return None
 
     def _batchnorm_lemma(self, view: View, n: int) -> float | None:
@@ -110,9 +112,11 @@ class RademacherBoundDiagnostic(Diagnostic):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._initial = state.get("initial")
 
-    def _warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
+    def _warn(self, message: str, topic: str = "") -> None:
+        """Once for a topic, by default for a message: what a loss complains of may be another sample every time."""
+        topic = topic or message
+        if topic not in self._warned:
+            self._warned.add(topic)
             warn(message)
 
 

@@ -10,6 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,7 +39,7 @@ def folder(trainer: Trainer) -> Path:
         return Path(save_dir, str(logger.name), version)
     if trainer not in _unnamed:
         parent = Path(trainer.default_root_dir, "normtheory_logs")
-        taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdigit()]
+        taken = [int(path.name[8:]) for path in parent.glob("version_*") if path.name[8:].isdecimal()]
         _unnamed[trainer] = parent / f"version_{max(taken, default=-1) + 1}"
     return _unnamed[trainer]
 
@@ -49,12 +50,14 @@ def write(
     metrics: Mapping[str, float],
     user_metrics: Mapping[str, float],
     *,
+    epoch: int,
     first: bool,
 ) -> None:
-    """Add the row of this epoch to the run's file.
+    """Add the row of an epoch to the run's file.
 
     Args:
         about: goes into the header, with the run and the versions.
+        epoch: the one that was measured.
         first: whether it is the first row that this callback writes in this fit: then the header comes before it,
             unless the file has the same one already, as that of a resumed run.
 
@@ -63,7 +66,7 @@ def write(
     """
     path = folder(trainer)
     row = {
-        "epoch": trainer.current_epoch,
+        "epoch": epoch,
         "step": trainer.global_step,
         "time": time.time(),
         "metrics": metrics,
@@ -74,6 +77,7 @@ def write(
     append(path / "normtheory.jsonl", header, row, first)
 
 
+@cache  # of what was imported, also if it is upgraded or removed while the run goes on
 def versions() -> Mapping[str, str]:
     """Of what the numbers depend on."""
     return {
@@ -131,9 +135,9 @@ def read(path: str | Path) -> Iterator[dict[str, Any]]:
                     parsed["epoch"] = int(parsed["epoch"])
                     for group in ("metrics", "user_metrics"):
                         parsed[group] = {name: float(value) for name, value in parsed.get(group, {}).items()}
-            except (ValueError, TypeError, AttributeError):
+            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
                 continue
-            if isinstance(parsed, dict):
+            if isinstance(parsed, dict) and isinstance(parsed.get("settings", {}), dict):
                 yield parsed
 
 

@@ -1,6 +1,7 @@
 """The sums behind the RSC ratio, over batches and processes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ class RSCMetric(Metric):
 
     Args:
         sizes: of the trainable parameters.
+        options: of `torchmetrics.Metric`.
 
     Example:
         >>> metric = RSCMetric(sizes=[1])
@@ -33,8 +35,8 @@ class RSCMetric(Metric):
     predictor_gradient_sum: Tensor
     cosine: float
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__()
+    def __init__(self, sizes: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
         self._sizes = list(sizes)
         # The gradients get their size with the first batch: a metric copies its initial states, and these are large.
         for name in ("samples", "outputs", "loss_sum", "loss_gradient_sum", "predictor_gradient_sum"):

@@ -1,11 +1,11 @@
 """`RSCRatio`: the ratio ‖∇L‖²/L of restricted strong convexity."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.diagnostic import LOSS_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.view import View
 
 __all__ = ["RSCRatio"]
@@ -42,6 +42,12 @@ class RSCRatioDiagnostic(Diagnostic):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._last_loss = state.get("last_loss")
+
+    def forget(self, changed: Collection[str]) -> str:
+        if self._last_loss is None or not LOSS_SETTINGS & set(changed):
+            return ""
+        self._last_loss = None
+        return "the loss before, for loss_ratio"
 
 
 class RSCRatio(DiagnosticCallback):

@@ -78,6 +78,9 @@ class Gap(NamedTuple):
 class GapMetric(Metric):
     """Accumulates the losses of both probes; every state is a sum, so processes add up to one exact number.
 
+    Args:
+        options: of `torchmetrics.Metric`.
+
     Example:
         >>> metric = GapMetric()
         >>> metric.update(3, torch.tensor(1.0), validation=False)
@@ -91,8 +94,8 @@ class GapMetric(Metric):
     samples: Tensor
     loss_sums: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         for name in ("samples", "loss_sums"):  # of the training and of the validation probe
             self.add_state(name, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
 

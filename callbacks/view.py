@@ -14,11 +14,11 @@ from lightning_normtheory.callbacks.measured_function import RETURNS, BatchFunct
 from lightning_normtheory.callbacks.probe import ProbeBatch, count_training_samples, describe
 from lightning_normtheory.callbacks.rsc_metric import RSCMetric
 from lightning_normtheory.callbacks.validation_probe import Gap, GapMetric, ValidationProbe
-from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.hessian import LossHessian, Memory
 from lightning_normtheory.inputs import some_samples, trainable_parameters
 from lightning_normtheory.kernel_measurement import tangent_kernel_of_batches
 from lightning_normtheory.kernel_rank import fingerprint
+from lightning_normtheory.memory import is_out_of_memory
 from lightning_normtheory.predictor_hessian import predictor_hessian
 from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
 from lightning_normtheory.sample_batches import SampleBatch
@@ -50,26 +50,32 @@ class View(ExaminedFunction):
     @cached_property
     def loss(self) -> float:
         """The mean loss of the probe, without a gradient."""
+        return self._sparingly(self._measure_loss)
+
+    def _measure_loss(self) -> float:
         sums = torch.zeros(2, dtype=torch.float64)
         with self._measuring(), torch.no_grad():
-            for index, batch in enumerate(self._batches):
+            for batch in self._batches:
                 tick("batch")
-                loss = float(self._loss_of(batch, index))
+                loss = float(self._loss_of(batch))
                 if batch.counts:
                     sums += batch.samples * torch.tensor([loss, 1.0], dtype=torch.float64)
-        total, samples = self._add_up(sums).tolist()
+        total, samples = self.processes.sum(sums).tolist()
         return total / samples
 
     @cached_property
     def rsc(self) -> RSC:
         """R = ‖∇L‖²/L and ‖ḡ‖² of the probe."""
+        return self._sparingly(self._measure_rsc)
+
+    def _measure_rsc(self) -> RSC:
         parameters = trainable_parameters(self.model)
-        metric = RSCMetric([p.numel() for p in parameters.values()]).to(self._sum_device)
-        alone = len(self._batches) == 1 and self.trainer.world_size == 1
+        metric = RSCMetric([p.numel() for p in parameters.values()], **self._summing).to(self._sum_device)
+        alone = len(self._batches) == 1 and self.processes.count == 1
         with self._measuring():
-            for index, batch in enumerate(self._batches):
+            for batch in self._batches:
                 tick("batch")
-                loss = self._loss_of(batch, index)
+                loss = self._loss_of(batch)
                 loss_gradients = gradients_of(loss, parameters)
                 output = self._predict_on(batch)
                 predictor_gradients = gradients_of(output.sum(), parameters)
@@ -85,6 +91,14 @@ class View(ExaminedFunction):
         result = metric.compute()
         self._cosine = metric.cosine
         return result
+
+    @property
+    def _summing(self) -> dict[str, Any]:
+        """How torchmetrics adds up over the processes: it stacks a list of their states, here their sum, and adds."""
+        return {
+            "distributed_available_fn": lambda: self.processes.count > 1,
+            "dist_sync_fn": lambda values, group=None: [self.processes.sum(values)],
+        }
 
     @property
     def mean_loss(self) -> float:
@@ -108,28 +122,28 @@ class View(ExaminedFunction):
         probe = self._validation
         if probe is None or probe.collecting or not probe.batches(0, 1):
             return None
-        metric = GapMetric().to(self._sum_device)
-        unseen = probe.batches(self.trainer.global_rank, self.trainer.world_size)
+        metric = GapMetric(**self._summing).to(self._sum_device)
+        unseen = probe.batches(self.processes.rank, self.processes.count)
         with self._measuring(independent=True), torch.no_grad():
-            for index, batch in enumerate(self._batches):
+            for batch in self._batches:
                 tick("batch")
-                loss = self._loss_of(batch, index)
+                loss = self._loss_of(batch)
                 metric.update(batch.samples if batch.counts else 0, loss, validation=False)
-            for index, batch in enumerate(unseen):
+            for batch in unseen:
                 tick("batch")
-                loss = self._validation_loss_of(batch, index)
+                loss = self._validation_loss_of(batch)
                 metric.update(batch.samples if batch.counts else 0, loss, validation=True)
         return metric.compute()
 
-    def _validation_loss_of(self, batch: ProbeBatch, index: int) -> Tensor:
+    def _validation_loss_of(self, batch: ProbeBatch) -> Tensor:
         self._afresh()
         try:
             with self._validating():
                 data = self._on_device(batch)
-            return self._loss_on(data, index)
-        except (torch.cuda.OutOfMemoryError, MemoryError):
-            raise
+            return self._loss_on(data, batch.index)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise ValueError(
                 f"The loss of a validation batch ({describe(batch.data)}) could not be computed: "
                 f"{type(error).__name__}: {error}\nIf validation batches are unlike training batches, pass loss=, a "
@@ -154,25 +168,30 @@ class View(ExaminedFunction):
 
     def with_hessian(self, measure: Callable[[LossHessian], T], memory: Memory) -> T:
         """What ``measure`` finds out about ∇²L of the probe; it must do the same in every process."""
-        parameters = trainable_parameters(self.model)
-        space = FlatParameters(parameters)
+        if memory == "high":
+            try:
+                return self.processes.agree(partial(self._measure_hessian, measure, "high"))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+        return self._sparingly(partial(self._measure_hessian, measure, "low"))
 
-        def loss_of(index: int, batch: ProbeBatch) -> tuple[Tensor, int]:
-            return self._loss_of(batch, index), batch.samples if batch.counts else 0
+    def _measure_hessian(self, measure: Callable[[LossHessian], T], memory: Memory) -> T:
+        def loss_of(batch: ProbeBatch) -> tuple[Tensor, int]:
+            return self._loss_of(batch), batch.samples if batch.counts else 0
 
-        def exchange(part: Callable[[], Tensor], size: int) -> Tensor:
-            return self._sum_of_parts(part, torch.zeros(size, dtype=space.dtype, device=space.device))
-
-        losses = [partial(loss_of, index, batch) for index, batch in enumerate(self._batches)]
+        losses = [partial(loss_of, batch) for batch in self._batches]
         with self._measuring():
-            hessian = LossHessian(parameters, losses, memory=memory, exchange=exchange)
+            parameters = trainable_parameters(self.model)
+            hessian = LossHessian(parameters, losses, memory=memory, exchange=self._sum_of_parts)
             try:
                 return measure(hessian)
             finally:
                 hessian.release()
 
     def tangent_kernel(self, samples: int, outputs: Outputs) -> TangentKernel:
-        """Of the first samples of the probe. Every process computes all of it: a kernel is about pairs of samples."""
+        """Of the first samples of the probe. Every process runs all of them, a kernel is about pairs, and computes some
+        of the rows."""
         key = (samples, outputs)
         if key not in self._kernels:
             with self._measuring():
@@ -186,6 +205,7 @@ class View(ExaminedFunction):
                     batch_stats=self._independent_stats,
                     layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
                     seen=self._inputs(samples),
+                    processes=self.processes,
                 )
             self._kernels[key] = dataclasses.replace(
                 found,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_normtheory.effective_weights import DifferentiatedInside, EffectiveWeights
 from lightning_normtheory.flat import FlatParameters
 from lightning_normtheory.inputs import count_samples, list_batches, require_graph, trainable_parameters
+from lightning_normtheory.memory import is_out_of_memory
 from lightning_normtheory.rng import isolated_rng
 from lightning_normtheory.second_derivatives import (
     explain_second_derivative,
@@ -25,7 +26,7 @@ __all__ = ["LossHessian", "Memory", "hessian_operator", "hessian_vector_product"
 
 Memory = Literal["high", "low"]
 LossOfBatch = Callable[[], tuple[Tensor, int]]
-Exchange = Callable[[Callable[[], Tensor], int], Tensor]
+Exchange = Callable[[Callable[[], Tensor]], Tensor]
 
 
 def hessian_vector_product(
@@ -112,8 +113,7 @@ class LossHessian:
         losses: for each batch a function that returns its mean loss and its number of samples.
         memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` builds it again, batch by batch,
             for each. Where the device runs out of memory, the first becomes the second.
-        exchange: ``exchange(part, size)`` returns the sum over all processes of what ``part()``, a vector of ``size``
-            entries, is in each.
+        exchange: ``exchange(part)`` returns the sum over all processes of what ``part()`` is in each.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class LossHessian:
         self.space = FlatParameters(parameters)
         self._losses = losses
         self._memory = memory
-        self._exchange = exchange or (lambda part, size: part())
+        self._exchange = exchange or (lambda part: part())
         self._weights = EffectiveWeights()
         self._graphs: list[_GradientGraph] = []
         # This process's part of ∂L/∂w for each effective weight: what ∇²w is contracted with.
@@ -142,7 +142,7 @@ class LossHessian:
     def gradient(self) -> Tensor:
         """∇L (p,), a by-product of the first product."""
         if self._gradient is None:
-            total = self._exchange(self._gradient_sum, self.space.size + 1)
+            total = self._exchange(self._gradient_sum)
             self._samples = float(total[-1])
             if self._samples == 0:
                 raise ValueError("Expected at least one sample, but the batches hold none.")
@@ -159,7 +159,7 @@ class LossHessian:
         if vector.shape != (self.space.size,):
             raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
         _ = self.gradient  # which counts the samples
-        product = self._exchange(lambda: self._weighted_product(vector.detach()), self.space.size)
+        product = self._exchange(lambda: self._weighted_product(vector.detach()))
         # The sum is the quicker test; it may also overflow.
         if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
             raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
@@ -180,12 +180,12 @@ class LossHessian:
     def _gradient_sum(self) -> Tensor:
         try:
             return self._collect_gradients()
-        except torch.cuda.OutOfMemoryError:
-            if self._memory == "low":
-                raise
-            self._memory = "low"
         except DifferentiatedInside:
             self._weights.composed = True
+        except Exception as error:
+            if self._memory == "low" or not is_out_of_memory(error):
+                raise
+            self._memory = "low"
         # Not in an except clause: there the traceback still holds the last graph.
         self._drop_graphs()
         return self._gradient_sum()

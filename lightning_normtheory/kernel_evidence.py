@@ -9,11 +9,15 @@ from torch import Tensor
 from lightning_normtheory.parameter_uses import Outer, Use
 from lightning_normtheory.sample_axis import SampleAxis, StructureChanged
 
-__all__ = ["Evidence", "SamplesCoupled", "at_use"]
+__all__ = ["SIGNALS", "Evidence", "SamplesCoupled", "at_use"]
 
 
 class SamplesCoupled(Exception):  # no error: a request to go through the whole batch
     """Samples have other outputs together than by themselves, or none."""
+
+
+# Requests to compute the kernel in another way, the safest one last.
+SIGNALS = (StructureChanged, SamplesCoupled)
 
 
 @dataclass(frozen=True)

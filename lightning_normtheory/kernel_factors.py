@@ -34,6 +34,11 @@ class Weight:
     factors: Factors
     result: Result | None = None
 
+    def some(self, which: slice) -> "Weight":
+        rows, cols = ([x[which] for x in side] for side in self.factors)
+        result = None if self.result is None else self.result._replace(values=self.result.values[which])
+        return Weight(Factors(rows, cols), result)
+
     def gradients(self) -> "Gradients":
         values = []
         for r, c in _paired(*self.factors):
@@ -51,6 +56,9 @@ class Table:
     rows: list[Tensor]
     indices: Tensor
     entries: int
+
+    def some(self, which: slice) -> "Table":
+        return Table([rows[which] for rows in self.rows], self.indices[which], self.entries)
 
     def gradients(self) -> "Gradients":
         values = []
@@ -72,10 +80,14 @@ class Gradients:
         """Of several outputs (n, k, entries), to be added up if they shall be folded."""
         return cls(list(values.split(1, dim=1)) if folded else [values])
 
+    def some(self, which: slice) -> "Gradients":
+        return Gradients([values[which] for values in self.values])
+
     def gradients(self) -> "Gradients":
         return self
 
 
+# Each has `some`, which picks samples, and `gradients`, which forms them.
 LeafFactors = Weight | Table | Gradients
 
 

@@ -2,19 +2,22 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.inputs import trainable_parameters
 from lightning_normtheory.kernel_assembly import PARTS, Blocks, assemble
-from lightning_normtheory.kernel_evidence import SamplesCoupled
+from lightning_normtheory.kernel_evidence import SIGNALS, SamplesCoupled
 from lightning_normtheory.kernel_network import Network
 from lightning_normtheory.kernel_rank import count_distinct, gradient_dimensions
 from lightning_normtheory.kernel_sources import Coupled, Independent, Source
 from lightning_normtheory.layers import refuse_uninitialized, with_batch_statistics
+from lightning_normtheory.memory import is_out_of_memory
 from lightning_normtheory.precision import Converted
+from lightning_normtheory.processes import ALONE, Processes
 from lightning_normtheory.sample_axis import StructureChanged
 from lightning_normtheory.sample_batches import SampleBatch, joined
 from lightning_normtheory.tangent_kernel import KernelParts, Outputs, TangentKernel
@@ -22,6 +25,10 @@ from lightning_normtheory.untouched import untouched
 
 __all__ = ["empirical_ntk", "tangent_kernel_of_batches"]
 
+T = TypeVar("T")
+# How many times less than usual is handled at once, when memory runs out; n samples in m portions are run m(m + 1)/2
+# portions long.
+_DIVISORS = (1, 2, 4, 8, 16)
 _SEE_EACH_OTHER = (
     "Some samples have other outputs by themselves than among the others: samples see each other, or the forward pass"
     " is random. The kernel is that of the whole batch, with one draw of whatever is random, and takes a backward pass"
@@ -85,12 +92,14 @@ def tangent_kernel_of_batches(
     dtype: torch.dtype | None = None,
     layers: bool = False,
     seen: Sequence[SampleBatch] | None = None,
+    processes: Processes = ALONE,
 ) -> TangentKernel:
     """As `empirical_ntk`, of the samples of several batches; what there is to say is in the result, not in a warning.
 
     Args:
         batches: statistics are those of each whole batch.
         seen: the part of the batches that the model looks at, if it is known: what is equal in it is one sample.
+        processes: that have the same model and batches, and share the work; all of them get the whole kernel.
     """
     if outputs not in get_args(Outputs):
         raise ValueError(f"Expected outputs to be 'full', 'trace' or 'sum', but got {outputs!r}.")
@@ -103,14 +112,14 @@ def tangent_kernel_of_batches(
         device = next(iter(model.parameters())).device.type
         without_autocast = torch.autocast(device, enabled=False)
         with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad(), without_autocast:
-            return _measure(model, afresh, batches, outputs, dtype, layers, seen)
+            return _measure(model, afresh, batches, outputs, dtype, layers, seen, processes)
 
     lowest = min((p.dtype for p in model.parameters() if p.requires_grad), key=lambda d: d.itemsize)
-    found = measure(torch.float32 if dtype is None and lowest.itemsize < 4 else dtype)
+    found = processes.agree(lambda: measure(torch.float32 if dtype is None and lowest.itemsize < 4 else dtype))
     if dtype is not None or found.dtype == torch.float64 or found.deficiency or not found.near_floor:
         return found
     try:
-        return measure(torch.float64)
+        return processes.agree(lambda: measure(torch.float64))
     except Exception as error:  # noqa: BLE001  # a constant in the forward pass, say, that is float32 in any model
         warnings.warn(
             "λ_min is near its floor, and the kernel could not be repeated in float64: "
@@ -128,6 +137,7 @@ def _measure(
     dtype: torch.dtype | None,
     layers: bool,
     seen: Sequence[SampleBatch] | None,
+    processes: Processes,
 ) -> TangentKernel:
     converted = None
     if dtype is not None and any(p.dtype != dtype for p in model.parameters()):
@@ -139,31 +149,51 @@ def _measure(
     def cotangents_of(k: int) -> Tensor:
         return (torch.ones(1, k) if outputs == "sum" else torch.eye(k)).to(network.parameters[0].tensor)
 
-    def kernel_of(source: Source) -> Blocks:
-        return assemble(source, cotangents_of(source.outputs), folded=outputs != "full", layers=layers)
+    def kernel_of(source: Source, divisor: int) -> Blocks:
+        options: dict[str, Any] = {"folded": outputs != "full", "layers": layers, "processes": processes}
+        return assemble(source, cotangents_of(source.outputs), divisor=divisor, **options)
 
-    source, blocks = _gradients_and_kernel(network, batches, cotangents_of, kernel_of)
+    def attempt(divisor: int) -> tuple[Source, Blocks]:
+        return _gradients_and_kernel(network, batches, cotangents_of, kernel_of, processes, divisor)
+
+    source, blocks = _within_memory(attempt, processes)
     return _result(network, source, blocks, outputs, seen or batches)
+
+
+def _within_memory(attempt: Callable[[int], T], processes: Processes) -> T:
+    """With as much at once as usual; where that does not fit into the memory of some process, with less and less."""
+    for divisor in _DIVISORS:
+        try:
+            return processes.agree(partial(attempt, divisor))
+        except Exception as error:
+            if divisor == _DIVISORS[-1] or not is_out_of_memory(error):
+                raise
+        # Not in the except clause: there the traceback still holds what has to go.
+    raise AssertionError("unreachable: the last one returns or raises")
 
 
 def _gradients_and_kernel(
     network: Network,
     batches: Sequence[SampleBatch],
     cotangents_of: Callable[[int], Tensor],
-    kernel_of: Callable[[Source], Blocks],
+    kernel_of: Callable[[Source, int], Blocks],
+    processes: Processes,
+    divisor: int,
 ) -> tuple[Source, Blocks]:
     """By the structure of the layers; without it, if it does not hold; through the batch, if samples see each other."""
     source: Source
+    options: dict[str, Any] = {"processes": processes, "divisor": divisor}
     for structured in () if with_batch_statistics(network.model) else (True, False):
+        make = partial(Independent, network, joined(batches), cotangents_of, structured=structured, **options)
         try:
-            source = Independent(network, joined(batches), cotangents_of, structured=structured)
-            return source, kernel_of(source)
+            source = processes.agree(make, SIGNALS)
+            return source, kernel_of(source, divisor)
         except StructureChanged:
             pass
         except SamplesCoupled:
             break
-    source = Coupled(network, batches)
-    return source, kernel_of(source)
+    source = processes.agree(lambda: Coupled(network, batches, processes))
+    return source, kernel_of(source, divisor)
 
 
 def _result(

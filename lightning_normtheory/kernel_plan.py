@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_normtheory.kernel_evidence import Evidence, SamplesCoupled, at_use
 from lightning_normtheory.kernel_factors import LeafFactors, Part, Weight, add_parts, join, site_factors
 from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
+from lightning_normtheory.memory import is_out_of_memory
 from lightning_normtheory.parameter_uses import Use, hands_on, parameter_uses
 from lightning_normtheory.sample_axis import SampleAxis, StructureChanged, find_sample_axis
 from lightning_normtheory.ticks import tick
@@ -87,6 +88,8 @@ def make_plan(
         with _counting_saved() as saved:
             output = network.with_leaves(x, samples)
     except Exception as error:  # if the batch cannot be run either, that will show
+        if is_out_of_memory(error):
+            raise
         raise SamplesCoupled from error
     k = output.shape[1]
     plan = Plan(k, Evidence(which, output.detach(), []), saved.total // output.element_size() // samples)

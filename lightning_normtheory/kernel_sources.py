@@ -1,17 +1,19 @@
 """Where the gradients of samples come from: the structure of the layers, or backward passes through the batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from lightning_normtheory.inputs import some_samples
-from lightning_normtheory.kernel_evidence import Evidence, SamplesCoupled, at_use
+from lightning_normtheory.kernel_evidence import SIGNALS, Evidence, SamplesCoupled, at_use
 from lightning_normtheory.kernel_factors import Gradients, LeafFactors
 from lightning_normtheory.kernel_network import Leaf, Network, RecordingWeights
 from lightning_normtheory.kernel_plan import Plan, backward, leaf_factors, make_plan, weights_of
+from lightning_normtheory.memory import is_out_of_memory
 from lightning_normtheory.parameter_uses import Use
+from lightning_normtheory.processes import ALONE, Processes
 from lightning_normtheory.sample_axis import StructureChanged
 from lightning_normtheory.sample_batches import SampleBatch
 from lightning_normtheory.ticks import tick
@@ -57,6 +59,8 @@ class Independent:
         groups: inputs with the number of samples in them.
         cotangents_of: makes the cotangents (c, k) of a number k of outputs.
         structured: whether to use the structure at all.
+        processes: between which the samples are shared out that are run one by one.
+        divisor: try it on so many times fewer samples than usual.
     """
 
     def __init__(
@@ -66,11 +70,14 @@ class Independent:
         cotangents_of: Callable[[int], Tensor],
         *,
         structured: bool,
+        processes: Processes = ALONE,
+        divisor: int = 1,
     ) -> None:
-        self.network, self._groups = network, groups
+        self.network, self._groups, self._processes = network, groups, processes
         self.sizes = [samples for _, samples in groups]
         self._plans = [
-            make_plan(network, *_few_samples(*group), cotangents_of, structured=structured) for group in groups
+            make_plan(network, *_few_samples(*group, divisor), cotangents_of, structured=structured)
+            for group in groups
         ]
         self.outputs = self._plans[0].outputs
         one_by_one = [leaf for plan in self._plans for leaf in plan.one_by_one]
@@ -91,7 +98,17 @@ class Independent:
             StructureChanged: if these have another graph than the first ones, or other gradients.
         """
         (x, total), plan = self._groups[group], self._plans[group]
-        samples, x = which.stop - which.start, some_samples(x, total, which)
+        x = some_samples(x, total, which)
+        found, values = self._processes.agree(lambda: self._run(plan, x, which, cotangents, folded), SIGNALS)
+        for leaf, value in values.items():
+            found[leaf] = Gradients.of(self._processes.sum(value), folded=folded)
+        return found
+
+    def _run(
+        self, plan: Plan, x: Any, which: slice, cotangents: Tensor, folded: bool
+    ) -> tuple["_Lazy", dict[Leaf, Tensor]]:
+        """What the structure gives of all these samples, and this process's part of what is had one by one."""
+        samples = which.stop - which.start
         output = self.network.with_leaves(x, samples)
         plan.evidence.compare_outputs(output.detach(), which.start)
         found = _Lazy(plan, samples, folded)
@@ -101,9 +118,7 @@ class Independent:
             found.by_output = [backward(self.network, output, found.uses, c.expand(samples, -1)) for c in cotangents]
             if len(cotangents) == plan.cotangents:
                 self._compare_uses(plan, found, which.start)
-        if self.one_by_one:
-            found.update(self._one_by_one(x, output.detach(), cotangents, folded))
-        return found
+        return found, self._one_by_one(x, output.detach(), cotangents) if self.one_by_one else {}
 
     @torch.no_grad()
     def _compare_uses(self, plan: Plan, found: "_Lazy", first: int) -> None:
@@ -116,22 +131,33 @@ class Independent:
                 seen = at_use(found.uses[index], plan.axes[index], gradients, weights, found.samples, theirs)
             plan.evidence.compare_use(index, mine, seen)
 
-    def _one_by_one(self, x: Any, together: Tensor, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
+    def _one_by_one(self, x: Any, together: Tensor, cotangents: Tensor) -> dict[Leaf, Tensor]:
         samples = len(together)
         values = _empty(self.one_by_one, samples, len(cotangents))
-        for i in range(samples):
+        for i, counts in _turns(range(samples), self._processes):
             try:
                 alone = self.network(some_samples(x, samples, slice(i, i + 1)), 1)
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 raise SamplesCoupled from error
             Evidence(torch.tensor([i]), alone.detach(), []).compare_outputs(together, 0)
-            _fill(values, i, alone, cotangents[:, None])
-        return {leaf: Gradients.of(value, folded=folded) for leaf, value in values.items()}
+            if counts:
+                _fill(values, i, alone, cotangents[:, None])
+        return values
 
 
-def _few_samples(x: Any, samples: int) -> tuple[Any, Tensor]:
-    """Some samples, spread over all, and their numbers."""
-    which = torch.linspace(0, samples - 1, min(samples, _FEW)).round().long()
+def _turns(samples: range, processes: Processes) -> Iterator[tuple[int, bool]]:
+    """The samples of this process, and whether it has not run out of them: a forward pass of the user's may wait for
+    the other processes, so that all make the same number."""
+    for first in range(0, len(samples), processes.count):
+        turn = first + processes.rank
+        yield samples[min(turn, len(samples) - 1)], turn < len(samples)
+
+
+def _few_samples(x: Any, samples: int, divisor: int) -> tuple[Any, Tensor]:
+    """Some samples, spread over all, and their numbers; two at least, where there are two, to tell them apart."""
+    which = torch.linspace(0, samples - 1, min(samples, max(2, _FEW // divisor))).round().long()
     return some_samples(x, samples, which), which
 
 
@@ -158,8 +184,8 @@ class Coupled:
     """Samples that see each other, as through the statistics of a batch: the derivative goes through the whole batch,
     one output after the other. (Several at once, batched by torch, take three times as long.)"""
 
-    def __init__(self, network: Network, batches: Sequence[SampleBatch]) -> None:
-        self.network, self._batches = network, batches
+    def __init__(self, network: Network, batches: Sequence[SampleBatch], processes: Processes = ALONE) -> None:
+        self.network, self._batches, self._processes = network, batches, processes
         self.sizes = [batch.asked for batch in batches]
         self.leaves = network.parameters
         self.one_by_one: list[Leaf] = []
@@ -167,13 +193,18 @@ class Coupled:
         self.outputs = network(batches[0].x, batches[0].samples).shape[1]
 
     def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
-        output = self.network(self._batches[group].x, self._batches[group].samples)
+        values = self._processes.agree(lambda: self._run(self._batches[group], which, cotangents))
+        return {leaf: Gradients.of(self._processes.sum(value), folded=folded) for leaf, value in values.items()}
+
+    def _run(self, batch: SampleBatch, which: slice, cotangents: Tensor) -> dict[Leaf, Tensor]:
+        """This process's part of the gradients; the others are zero."""
+        output = self.network(batch.x, batch.samples)
         values = _empty(self.leaves, which.stop - which.start, len(cotangents))
-        for i in range(which.start, which.stop):
+        for i in range(which.start, which.stop)[self._processes.rank :: self._processes.count]:
             cotangent = cotangents.new_zeros(len(cotangents), *output.shape)
             cotangent[:, i] = cotangents
             _fill(values, i - which.start, output, cotangent)
-        return {leaf: Gradients.of(value, folded=folded) for leaf, value in values.items()}
+        return values
 
 
 def _empty(leaves: Sequence[Leaf], samples: int, outputs: int) -> dict[Leaf, Tensor]:

@@ -1,16 +1,19 @@
 """The function that is measured, and the promise that measuring it changes nothing."""
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from lightning_normtheory.eager import eager
+from lightning_normtheory.processes import ALONE, Processes
 from lightning_normtheory.rng import isolated_rng
 from lightning_normtheory.snapshot import Snapshot
 
@@ -18,7 +21,9 @@ __all__ = ["untouched"]
 
 
 @contextmanager
-def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 0) -> Iterator[Callable[[], None]]:
+def untouched(
+    model: nn.Module, *, batch_stats: bool | None = None, seed: int = 0, processes: Processes = ALONE
+) -> Iterator[Callable[[], None]]:
     """Inside: the deterministic function that is trained. Afterwards: the model as it was, to the last bit.
 
     Dropout and every other layer that behaves differently in training is switched off, except for the layers that
@@ -30,6 +35,8 @@ def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 
         batch_stats: ``True``: BatchNorm uses the statistics of the batch; ``False``: the running statistics;
             ``None``: each BatchNorm keeps its own train/eval flag.
         seed: of the private randomness inside.
+        processes: that have this model. Inside, all have the buffers of the first: in training each updates its own
+            statistics, and those of the first are kept.
 
     Yields:
         A function that gives the model its buffers as they were at the beginning. Called before each batch, it lets all
@@ -50,7 +57,7 @@ def untouched(model: nn.Module, *, batch_stats: bool | None = None, seed: int = 
         try:
             for parameter in model.parameters():
                 parameter.grad = None
-            originals = _buffers(model)
+            originals = _of_the_first(_buffers(model), processes)
             _lend_buffers(originals)
             _set_modes(model, batch_stats)
             yield partial(_lend_buffers, originals)
@@ -73,6 +80,32 @@ def _buffers(model: nn.Module) -> _Buffers:
     for module in model.modules():  # a buffer may have a second name as a plain attribute
         places += [(vars(module), name, value) for name, value in vars(module).items() if id(value) in known]
     return places
+
+
+def _of_the_first(own: _Buffers, processes: Processes) -> _Buffers:
+    """The buffers of the first process in the places of this one's; unless some process has others than the first."""
+    if processes.count == 1:
+        return own
+    unique = {id(buffer): buffer for _, _, buffer in own if buffer.layout == torch.strided and not buffer.is_meta}
+    form = zlib.crc32(repr([(tuple(buffer.shape), buffer.dtype) for buffer in unique.values()]).encode())
+    first = processes.sum(torch.tensor([form if processes.rank == 0 else 0]))
+    if float(processes.sum((first != form).float())) > 0:
+        return own
+    theirs: dict[int, Tensor] = {}
+    for dtype in {_exchanged_as(buffer.dtype) for buffer in unique.values()}:
+        some = {key: buffer for key, buffer in unique.items() if _exchanged_as(buffer.dtype) == dtype}
+        flat = torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in some.values()])
+        # A sum to which the others add nothing.
+        flat = processes.sum(flat if processes.rank == 0 else torch.zeros_like(flat))
+        parts = flat.split([buffer.numel() for buffer in some.values()])
+        theirs.update({key: part.view(x.shape).to(x.dtype) for (key, x), part in zip(some.items(), parts)})
+    return [(place, name, theirs.get(id(buffer), buffer)) for place, name, buffer in own]
+
+
+def _exchanged_as(dtype: torch.dtype) -> torch.dtype:
+    """A dtype that every backend adds up, and that holds all values of the given one."""
+    narrow = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
+    return narrow.get(dtype, dtype)
 
 
 def _lend_buffers(originals: _Buffers) -> None:

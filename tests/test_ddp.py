@@ -1,4 +1,4 @@
-"""Two processes give the numbers of one."""
+"""What is particular to several processes: predictors, streams, steps that wait, and what fails in one of them."""
 
 import math
 import warnings
@@ -21,30 +21,6 @@ class StandingStill(Classifier):
     def __init__(self, net):
         torch.manual_seed(0)
         super().__init__(net, lr=0.0)
-
-
-def measure(folder, devices, net, batch_size, **arguments):
-    data = DataLoader(TensorDataset(tensors(48)[0].double(), tensors(48)[1]), batch_size)
-    strategy = {"strategy": "ddp_fork", "devices": devices} if devices > 1 else {}
-    fit = trainer([NormTheory(on_error="raise", **arguments)], max_epochs=2, default_root_dir=folder, **strategy)
-    fit.fit(StandingStill(net).double(), data)
-    return rows(folder)
-
-
-@pytest.mark.parametrize(
-    ("net", "batch_size"), [("bn", 8), ("wn", 48)], ids=["several batches", "one batch, idle rank"]
-)
-def test_two_processes_give_the_numbers_of_one(tmp_path, net, batch_size):
-    arguments = {"batch_stats": False}  # running statistics change with what each process has seen
-    if net == "bn":
-        arguments = {"batch_stats": True}
-    one = measure(tmp_path / "one", 1, net, batch_size, **arguments)
-    two = measure(tmp_path / "two", 2, net, batch_size, **arguments)
-    assert sorted(two) == [0, 1]
-    for name, value in one[1].items():
-        # As do these, which are made of nothing else.
-        if "seconds" not in name and "batchnorm_epsilon" not in name:
-            assert two[1][name] == pytest.approx(value, rel=1e-12, nan_ok=True), name
 
 
 def test_the_curvature_in_two_processes_is_that_of_one(tmp_path):

@@ -1,0 +1,125 @@
+"""The processes of a run in step with each other, whichever of them fails, and wherever."""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import TypeVar
+
+import torch
+from pytorch_lightning import Trainer
+from torch import Tensor
+
+from lightning_normtheory.memory import is_out_of_memory
+from lightning_normtheory.processes import ALONE, FailedElsewhereError, OutOfMemoryElsewhereError, Processes
+
+__all__ = ["TrainerProcesses", "processes_of"]
+
+T = TypeVar("T")
+
+
+class _Status(IntEnum):
+    """What a process says of itself before it waits for the others."""
+
+    WORKING = 0
+    FAILED = 1
+    OUT_OF_MEMORY = 2
+    ENDED = 3
+    ENDED_BADLY = 4
+    SIGNAL = 5  # and the numbers behind it
+
+
+_LENGTH = _Status.SIGNAL + 4
+
+
+def processes_of(trainer: Trainer) -> Processes:
+    """Those of a trainer, or this one alone."""
+    return TrainerProcesses(trainer) if trainer.world_size > 1 else ALONE
+
+
+class TrainerProcesses(Processes):
+    """All processes of a trainer, which exchange sums.
+
+    Before every sum each process says how it is, in a message of one fixed size. A process that has failed says so and
+    waits for no sum; the others learn it there and raise. So each failure takes one message of every process, and none
+    is left waiting, unless in a collective operation of the user's own. Whoever catches an error and goes on must have
+    it from `agree`, so that all go on alike.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.rank, self.count = trainer.global_rank, trainer.world_size
+        self._device = trainer.strategy.root_device
+
+    def sum(self, values: Tensor) -> Tensor:
+        self._exchange(_Status.WORKING)
+        return self._add_up(values)
+
+    def agree(self, action: Callable[[], T], signals: Sequence[type[Exception]] = ()) -> T:
+        error: Exception | None = None
+        try:
+            result = action()
+        except Exception as caught:
+            if _is_known(caught):  # from an exchange inside of the action
+                raise
+            error = caught
+        self._exchange(_status_of(error, signals), error, signals)
+        return result
+
+    def end(self, *, failed: bool) -> bool:
+        while True:  # until all have come to their ends: some may still have to hear of the failure of another
+            counts = self._count(_Status.ENDED_BADLY if failed else _Status.ENDED)
+            if counts[_Status.ENDED] + counts[_Status.ENDED_BADLY] == self.count:
+                return counts[_Status.ENDED_BADLY] > 0
+
+    def _exchange(
+        self, status: int, error: Exception | None = None, signals: Sequence[type[Exception]] = ()
+    ) -> None:
+        """Say how it is here.
+
+        Raises:
+            Exception: the gravest of all processes: this one's own, or one that stands for it.
+        """
+        gravest = _gravest(self._count(status))
+        if gravest == _Status.WORKING:
+            return
+        if error is None or gravest != status:
+            error = signals[gravest - _Status.SIGNAL]() if gravest >= _Status.SIGNAL else _ELSEWHERE[gravest]()
+        error.known_to_all = True  # type: ignore[attr-defined]
+        raise error
+
+    def _count(self, status: int) -> list[int]:
+        """How many processes are in which state."""
+        counts = torch.zeros(_LENGTH)
+        counts[status] = 1
+        return [int(count) for count in self._add_up(counts)]
+
+    def _add_up(self, values: Tensor) -> Tensor:
+        moved = values.detach().to(self._device).contiguous()
+        torch.distributed.all_reduce(moved)
+        return moved.to(values.device)
+
+
+_ELSEWHERE = {_Status.FAILED: FailedElsewhereError, _Status.OUT_OF_MEMORY: OutOfMemoryElsewhereError}
+
+
+def _is_known(error: BaseException | None) -> bool:
+    """Whether all processes have heard of it, or of what it was made from."""
+    while error is not None and not getattr(error, "known_to_all", False):
+        error = error.__cause__
+    return error is not None
+
+
+def _status_of(error: Exception | None, signals: Sequence[type[Exception]]) -> int:
+    if error is None:
+        return _Status.WORKING
+    for number, signal in enumerate(signals):
+        if isinstance(error, signal):
+            return _Status.SIGNAL + number
+    return _Status.OUT_OF_MEMORY if is_out_of_memory(error) else _Status.FAILED
+
+
+def _gravest(counts: list[int]) -> int:
+    """The same in every process. Who has ended, while others work, has failed where they have not."""
+    if counts[_Status.FAILED] or counts[_Status.ENDED] or counts[_Status.ENDED_BADLY]:
+        return _Status.FAILED
+    if counts[_Status.OUT_OF_MEMORY]:
+        return _Status.OUT_OF_MEMORY
+    return max((status for status in range(_Status.SIGNAL, _LENGTH) if counts[status]), default=_Status.WORKING)

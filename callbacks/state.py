@@ -1,0 +1,44 @@
+"""What a checkpoint keeps of a callback: equal tensors once, and which settings were others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["changed_settings", "stored_once"]
+
+
+def stored_once(state: Any, known: dict[tuple, list[Tensor]] | None = None) -> Any:
+    """The same state, with one tensor in all places where equal ones were: a checkpoint then holds it once.
+
+    Several diagnostics keep the weights that a network began with.
+
+    Example:
+        >>> state = stored_once({"a": torch.ones(2), "b": [torch.ones(2), torch.zeros(2)]})
+        >>> state["a"] is state["b"][0], state["a"] is state["b"][1]
+        (True, False)
+    """
+    known = {} if known is None else known
+    if isinstance(state, Tensor):
+        alike = known.setdefault((state.dtype, state.shape), [])
+        for other in alike:
+            if torch.equal(state, other):
+                return other
+        alike.append(state)
+        return state
+    if isinstance(state, dict):
+        return {key: stored_once(value, known) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(stored_once(value, known) for value in state)
+    return state
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings of a checkpoint that are others now, as they were and as they are.
+
+    Example:
+        >>> changed_settings({"probe": 20, "delta": 0.1}, {"probe": 30, "delta": 0.1, "x_norm": None})
+        {'probe': (20, 30)}
+    """
+    return {name: (value, now.get(name)) for name, value in before.items() if value != now.get(name)}
