@@ -1,10 +1,12 @@
 """One, two and four processes give the same numbers, and a failure in one of them stops none."""
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from process_cases import PROCESS_CASES, differences
 from process_faults import PROCESS_FAULTS
+from process_runs import PROCESS_RUNS, undisturbed
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot distribute")
 # Of each kind one; all of them: pytest -m slow, or python tests/reliability.py.
@@ -19,6 +21,7 @@ QUICK = {
     "torchrun",
 }
 QUICK_FAULTS = {"2 processes, one fails, WeightNorm"}
+QUICK_RUNS = {"4 processes, training undisturbed", "2 processes, resumed"}
 
 
 def cases(table, quick):
@@ -37,6 +40,22 @@ def test_a_failure_in_one_process_is_a_nan_in_all_and_no_deadlock(case, tmp_path
     outcome = PROCESS_FAULTS[case](tmp_path)
     assert outcome.compared > 0
     assert outcome.differences == ()
+
+
+@pytest.mark.parametrize("case", cases(PROCESS_RUNS, QUICK_RUNS))
+def test_training_in_several_processes(case, tmp_path):
+    outcome = PROCESS_RUNS[case](tmp_path)
+    assert outcome.compared > 0
+    assert outcome.differences == ()
+
+
+def test_the_comparison_notices_a_disturbance(tmp_path):
+    class Careless(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            if trainer.global_rank == 1:
+                torch.rand(1)
+
+    assert undisturbed(tmp_path, 2, [Careless()]).differences == ("process 1 is elsewhere",)
 
 
 def test_the_comparison_notices_a_wrong_number_and_a_missing_one():
