@@ -105,15 +105,15 @@ class DiagnosticCallback(HostCallback):
     # -- fit start: everything that is wrong with the set-up is said here --------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            check_strategy(trainer, type(self).__name__)
+        if stage != "fit":
+            return  # a checkpoint that is saved after a `validate` still knows what that of the fit knows
+        check_strategy(trainer, type(self).__name__)
         # Nothing of an earlier fit remains; a checkpoint is loaded after this hook.
         self._resumed = False
         self._ended = 0
         self._known = {}
         self._diagnostics = self.make_diagnostics()
-        if stage == "fit":  # a checkpoint that is saved after a `validate` still knows the samples of the fit
-            self._validation_probe = ValidationProbe(self.probe.samples, self.probe.seed)
+        self._validation_probe = ValidationProbe(self.probe.samples, self.probe.seed)
         self._budget = TimeBudget(self.max_overhead)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -192,8 +192,8 @@ class DiagnosticCallback(HostCallback):
                     self._guarded(diagnostic, view, diagnostic.start)
 
     def _missed_the_end(self, trainer: Trainer) -> bool:
-        """Whether the checkpoint is from the end of an epoch but older than our measurement: from its last step, or from
-        a measurement that was interrupted. Lightning does not end such an epoch again."""
+        """Whether the checkpoint is from the end of an epoch but older than our measurement: from its last step, or a
+        measurement that was interrupted. Lightning does not end such an epoch again."""
         return self._ended is not None and trainer.current_epoch > self._ended
 
     def _catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:

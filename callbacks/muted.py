@@ -36,8 +36,8 @@ def muted(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
                 stack.enter_context(patch.object(module, "log", _ignore))
                 stack.enter_context(patch.object(module, "log_dict", _ignore))
         loggers = trainer.loggers
+        stack.callback(setattr, trainer, "loggers", loggers)  # first: an interrupt may come in between
         trainer.loggers = [_Silence() for _ in loggers]  # type: ignore[misc]
-        stack.callback(setattr, trainer, "loggers", loggers)
         wandb = sys.modules.get("wandb")
         if wandb is not None and getattr(wandb, "run", None) is not None:
             stack.enter_context(patch.object(wandb, "log", _ignore))

@@ -15,7 +15,7 @@ from lightning_normtheory.callbacks.probe import ProbeBatch, count_training_samp
 from lightning_normtheory.callbacks.rsc_metric import RSCMetric
 from lightning_normtheory.callbacks.validation_probe import Gap, GapMetric, ValidationProbe
 from lightning_normtheory.hessian import LossHessian, Memory
-from lightning_normtheory.inputs import some_samples, trainable_parameters
+from lightning_normtheory.inputs import trainable_parameters
 from lightning_normtheory.kernel_measurement import tangent_kernel_of_batches
 from lightning_normtheory.kernel_rank import fingerprint
 from lightning_normtheory.memory import is_out_of_memory
@@ -236,8 +236,15 @@ class View(ExaminedFunction):
             for batch in self._batches:
                 if not batch.counts or batch.first >= samples:
                     continue
-                data = some_samples(self._on_device(batch), batch.samples, slice(samples - batch.first))
-                result = predictor_hessian(predictor, data, tol=tol, max_hvps=max_hvps, batch_stats=batch_stats)
+                # The whole batch, not only the samples that are asked for: a BatchNorm may have its statistics.
+                result = predictor_hessian(
+                    predictor,
+                    self._on_device(batch),
+                    tol=tol,
+                    max_hvps=max_hvps,
+                    batch_stats=batch_stats,
+                    first=samples - batch.first,
+                )
                 top = int(result.norms.argmax())
                 found = torch.tensor([float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64)
                 largest = max(largest, found, key=lambda pair: float(pair[0]))

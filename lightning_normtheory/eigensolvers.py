@@ -124,7 +124,7 @@ def _pair(ritz: _Ritz, x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, products: i
 def lanczos(product: Product, start: Tensor, *, project: Product | None = None, **options: Any) -> Pair:
     """The Rayleigh–Ritz value of the Krylov space span{x, Hx, H²x, …}, until its residual is below tol·|λ|.
 
-    The arguments are those of `power_iteration`, and ``basis`` of `batched_lanczos`.
+    The arguments are those of `power_iteration`, and ``basis`` and ``at_least`` of `batched_lanczos`.
     """
     inside = None if project is None else lambda v: project(v[0])[None]
     return batched_lanczos(lambda v: product(v[0])[None], start[None], project=inside, **options)[0]
@@ -138,6 +138,7 @@ def batched_lanczos(
     tol: float,
     max_products: int,
     basis: int = 24,
+    at_least: int = _AT_LEAST_LANCZOS,
     project: Product | None = None,
 ) -> list[Pair]:
     """`lanczos` for b maps at once: ``product`` takes v (b, p) to the H_i v_i. Each keeps its first converged pair.
@@ -145,6 +146,7 @@ def batched_lanczos(
     Args:
         basis: how many vectors to keep for each map. When they are there, they are replaced by the leading half in Ritz
             vectors (thick restart).
+        at_least: no result before so many products, unless it is exact.
     """
     krylov = _Krylov(start, min(basis, max_products))
     pairs: list[Pair | None] = [None] * len(start)
@@ -155,7 +157,7 @@ def batched_lanczos(
         scale = krylov.scale
         residuals = beta * vectors[:, -1, 0].abs()
         exhausted = beta <= 10 * torch.finfo(w.dtype).eps * scale
-        enough = tol if products >= _AT_LEAST_LANCZOS else 0.0
+        enough = tol if products >= at_least else 0.0
         for i in [i for i, pair in enumerate(pairs) if pair is None]:
             value, residual = float(values[i, 0]), float(residuals[i])
             converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), enough, w)

@@ -76,9 +76,19 @@ def predictor_hessian_norm(
 
 
 def predictor_hessian(
-    model: nn.Module, x: Any, *, tol: float = 1e-2, max_hvps: int = 200, batch_stats: bool | None = None
+    model: nn.Module,
+    x: Any,
+    *,
+    tol: float = 1e-2,
+    max_hvps: int = 200,
+    batch_stats: bool | None = None,
+    first: int | None = None,
 ) -> PredictorHessian:
-    """As `predictor_hessian_norm`, with residuals and cost instead of a warning."""
+    """As `predictor_hessian_norm`, with residuals and cost instead of a warning.
+
+    Args:
+        first: of how many samples; the others count in the statistics of the batch.
+    """
     check_options(method="lanczos", which="magnitude", tol=tol, max_hvps=max_hvps, memory="high")
     parameters = trainable_parameters(model)
     with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad():
@@ -86,16 +96,17 @@ def predictor_hessian(
         n = count_samples(together)
         if n == 0:
             raise ValueError("Expected at least one sample, but the input holds none.")
-        k = together[0].numel()
+        k, asked = together[0].numel(), n if first is None else min(first, n)
         coupled = with_batch_statistics(model) or not _alone_as_together(model, parameters, x, together)
         del together
         if not coupled:
             try:
                 with warnings.catch_warnings():  # torch's own use of what it has deprecated
                     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
-                    return _independent(model, parameters, x, n, k, tol, max_hvps)
-            except (RuntimeError, NotImplementedError):
-                pass  # an operation that vmap or forward-mode derivatives do not know: one by one, as below
+                    own = some_samples(x, n, slice(asked))
+                    return _independent(model, parameters, own, asked, k, tol, max_hvps)
+            except (RuntimeError, NotImplementedError, MemoryError):
+                pass  # too much at once, or an operation that vmap or forward mode does not know: one by one, as below
 
         def output(i: int, h: int) -> tuple[Tensor, int]:
             afresh()
@@ -103,7 +114,7 @@ def predictor_hessian(
                 return model(x).reshape(n, k)[i, h], 1
             return model(some_samples(x, n, slice(i, i + 1))).reshape(k)[h], 1
 
-        return _one_by_one(parameters, output, n, k, tol, max_hvps)
+        return _one_by_one(parameters, output, asked, k, tol, max_hvps)
 
 
 def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x: Any, together: Tensor) -> bool:

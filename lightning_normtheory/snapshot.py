@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
+from lightning_normtheory.interrupts import uninterrupted
+
 __all__ = ["Snapshot"]
 
 # Objects of these packages belong to the machinery around the model (trainer, loggers, optimizers), whose state no
@@ -60,13 +62,15 @@ class Snapshot:
                 stack.extend(self._remember(value))
 
     def restore(self) -> None:
-        """Put everything back that has changed since; one thing that cannot be restored does not keep the others."""
+        """Put everything back that has changed since; one thing that cannot be restored does not keep the others, and
+        an interrupt waits until all is done."""
         errors = []
-        for undo in self._undo:
-            try:
-                undo()
-            except Exception as error:  # noqa: BLE001  # raised below
-                errors.append(error)
+        with uninterrupted():
+            for undo in self._undo:
+                try:
+                    undo()
+                except Exception as error:  # noqa: BLE001  # raised below
+                    errors.append(error)
         if errors:
             raise errors[0]
 

@@ -17,6 +17,10 @@ Method = Literal["power", "lanczos"]
 # What the start is made of beside the vector that was given, so that a direction which that vector lacks is found: the
 # gradient, which lies mostly along the leading eigenvectors, and noise, which lacks nothing.
 _GRADIENT_PART, _NOISE_PART = 0.2, 0.3
+# Without a vector from before, the second eigenvector may stand out first: with two eigenvalues 5 % apart, and a
+# gradient along the lower one, three products of Lanczos took the lower for the top in 95 of 100 draws of the noise,
+# five in none.
+_COLD_PRODUCTS = 5
 # |uᵀHv − vᵀHu| relative to |λ| that no rounding explains; reduced-precision convolutions come to about 1e-3.
 _ASYMMETRY = 0.01
 
@@ -155,6 +159,8 @@ def leading_eigenpairs(
         begin = _mixed_start(hessian.gradient, start, seed + index)
         project = _projector([pair.vector for pair in found])
         options: dict[str, Any] = {"project": project} if found else {}
+        if method == "lanczos" and start is None:
+            options["at_least"] = _COLD_PRODUCTS
         product = _deflated(hessian, project) if found else hessian.__matmul__
         pair = solve(product, project(begin), which=which, tol=tol, max_products=max_hvps, **options)
         found.append(_checked(hessian, pair, tol) if found else pair)

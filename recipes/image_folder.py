@@ -14,6 +14,9 @@ from lightning_normtheory.recipes.image_source import Part, Shape, Source, part_
 
 __all__ = ["image_folder"]
 
+# Pillow goes by the content, whatever the ending: of all its formats, PostScript is a program that it would run.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
 
 def image_folder(title: str, train: Path, validation: Path) -> Source:
     """Images by class, numbered as `torchvision.datasets.ImageFolder` does it."""
@@ -72,14 +75,14 @@ def _read_files(paths: Sequence[Path], shape: Shape, indices: Tensor, size: int 
 
 
 def _is_grey(path: Path) -> bool:
-    with Image.open(path) as image:
+    with Image.open(path, formats=_FORMATS) as image:
         return image.mode in ("1", "L")
 
 
 def _pixels(path: Path, channels: int) -> Tensor:
     """(C, H, W) of uint8."""
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=_FORMATS) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"mode {image.mode}")
             array = np.array(image.convert("L" if channels == 1 else "RGB"))

@@ -35,7 +35,7 @@ def read_run(folder: Path) -> Run:
     """The run whose normtheory.jsonl is the only one below a folder, with the config.yaml beside it.
 
     Raises:
-        ValueError: if there is not exactly one, or no config.yaml.
+        ValueError: if there is not exactly one, or no config.yaml that can be read.
 
     Example:
         >>> import tempfile
@@ -60,7 +60,10 @@ def read_run(folder: Path) -> Run:
     config = found[0].with_name("config.yaml")
     if not config.exists():
         raise ValueError(f"Expected {config}, where `normtheory run` leaves the settings of a run, but it is missing.")
-    settings = _flat(yaml.safe_load(config.read_text(encoding="utf-8")) or {})
+    try:
+        settings = _flat(yaml.safe_load(config.read_text(encoding="utf-8")) or {})
+    except (AttributeError, yaml.YAMLError) as error:
+        raise ValueError(f"Expected the settings of a run in {config}, but it cannot be read: {error}") from error
     source = config.with_name("source.txt")
     rows = history.merge(line for line in record.read(found[0]) if "epoch" in line)
     return Run(

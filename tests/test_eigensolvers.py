@@ -6,6 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_normtheory.eigensolvers import Pair, lanczos, power_iteration
+from lightning_normtheory.top_eigenvalue import _COLD_PRODUCTS
 
 SOLVERS = {"power": power_iteration, "lanczos": lanczos}
 METHODS = pytest.mark.parametrize("method", SOLVERS)
@@ -131,3 +132,19 @@ def test_the_largest_eigenvalue_of_any_spectrum_with_a_gap(top, gap, bulk, metho
     assert pair.converged
     # Kato-Temple: the eigenvalue errs by at most residual²/gap.
     assert abs(pair.value - top) <= pair.residual**2 / (gap - pair.residual) + 1e-10
+
+
+def test_a_cold_start_along_the_second_eigenvector_finds_the_first():
+    """Three products of Lanczos are deceived by this spectrum with nearly every noise; five, of a cold start, are not."""
+    spectrum = torch.tensor([4.9425, 4.7194, 0.55, 0.426, 0.284, *[0.1] * 7], dtype=torch.float64)
+    gradient = torch.tensor([-0.0063, 0.926, 0.216, -0.143, -0.111, *[0.1] * 7], dtype=torch.float64)
+    deceived = {3: 0, _COLD_PRODUCTS: 0}
+    for seed in range(50):
+        noise = torch.randn(12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        start = gradient / gradient.norm() + 0.3 * noise / noise.norm()
+        for products in deceived:
+            options = {"which": "algebraic", "tol": 1e-2, "max_products": 100, "at_least": products}
+            pair = lanczos(lambda v: spectrum * v, start, **options)
+            deceived[products] += pair.converged and pair.value < 0.97 * 4.9425
+    assert deceived[3] > 40
+    assert deceived[_COLD_PRODUCTS] == 0

@@ -90,7 +90,7 @@ def test_later_epochs_begin_with_the_last_vector():
     assert max(products[1:]) < products[0]
 
 
-def test_the_vector_is_in_the_checkpoint_in_half_precision(tmp_path):
+def test_the_vector_is_in_the_checkpoint_in_one_byte_per_parameter(tmp_path):
     run = trainer([HessianTopEigenvalue(on_error="raise")], max_epochs=1)
     module = Descent()
     run.fit(module, loader())
@@ -99,7 +99,7 @@ def test_the_vector_is_in_the_checkpoint_in_half_precision(tmp_path):
     (state,) = [value for key, value in callbacks.items() if key.startswith("HessianTopEigenvalue")]
     vector = state["diagnostics"]["hessian_lambda_max"]["vector"]
     assert {name: (v.shape, v.dtype) for name, v in vector.items()} == {
-        name: (p.shape, torch.float16) for name, p in module.named_parameters()
+        name: (p.shape, torch.uint8) for name, p in module.named_parameters()
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import wandb.cli.cli as wandb_cli
 
 from lightning_normtheory.callbacks.metrics import find
 
@@ -57,7 +58,8 @@ def assert_delivered(run, folder, epochs):
         assert of_ours(row) == pytest.approx(written[row["epoch"]], rel=1e-6, nan_ok=True)  # logged in float32
     for name in written[0]:
         assert run.metrics[name] == {"step_metric": "epoch", "summary": find(bare(name)).summary.split(",")}, name
-    assert [name for name in run.metrics if "*" in name] == ["*"]  # Lightning's own
+    # None of ours; Lightning has one, which older clients do not send.
+    assert {name for name in run.metrics if "*" in name} <= {"*"}
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,8 @@ def test_every_row_arrives_with_its_definitions(online):
 def test_a_definition_comes_before_the_first_row_with_its_name(online):
     """In the client's own protocol, which is what it sends from."""
     _, folder = online
+    if "leet" not in wandb_cli.cli.commands:
+        pytest.skip("this client of W&B cannot show what is in its file")
     (path,) = folder.rglob("*.wandb")
     inspect = [sys.executable, "-m", "wandb", "leet", "inspect", str(path), "--json"]
     records = [json.loads(line) for line in subprocess.check_output(inspect, text=True).splitlines()]

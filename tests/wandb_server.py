@@ -8,6 +8,7 @@ Requests of GraphQL are answered by `WandbServer.operations`, a dict from the op
 variables that returns the data. Whoever needs more adds it: ``server.operations["Name"] = lambda variables: {…}``.
 """
 
+import base64
 import gzip
 import json
 import re
@@ -117,11 +118,21 @@ class WandbServer:
         self.operations: dict[str, Callable[[dict], dict]] = {
             "Viewer": self._viewer,
             "ServerFeaturesQuery": lambda variables: {"serverInfo": {"features": []}},
-            # Clients up to 0.19 ask which fields and mutations there are.
+            # Older clients ask which fields and mutations there are.
             "ProbeServerCapabilities": lambda variables: {
-                kind: {"fields": []} for kind in ("QueryType", "MutationType", "ServerInfoType")
+                "QueryType": {"fields": []},
+                "MutationType": {"fields": [{"name": "createRunFiles"}]},
+                "ServerInfoType": {"fields": []},
+            },
+            "ProbeServerSettings": lambda variables: {"ServerSettingsType": {"fields": []}},
+            "ProbeServerArtifact": lambda variables: {"ArtifactInfoType": {"fields": []}},
+            "ProbeServerCreateArtifactInput": lambda variables: {"CreateArtifactInputInfoType": {"inputFields": []}},
+            "ProbeServerCreateArtifactFileSpecInput": lambda variables: {
+                "CreateArtifactFileSpecInputInfoType": {"inputFields": []}
             },
             "InputFields": lambda variables: {"TypeInfo": {"inputFields": []}},
+            # Older clients ask again and again whether somebody has stopped the run in the browser.
+            "RunStoppedStatus": lambda variables: {"project": {"run": {"stopped": False}}},
             "OrganizationCoreWeaveOrganizationID": lambda variables: {"entity": {"organization": None}},
             "RunResumeStatus": self._run_resume_status,
             "UpsertBucket": self._upsert_bucket,
@@ -130,6 +141,7 @@ class WandbServer:
             "CreateArtifact": self._create_artifact,
             "CreateArtifactManifest": self._create_artifact_manifest,
             "CreateArtifactFiles": self._create_artifact_files,
+            "ArtifactByIDShort": self._artifact,
             "CommitArtifact": lambda variables: {"commitArtifact": {"artifact": {"id": "artifact", "digest": ""}}},
         }
         self._faults: list[tuple[str, int]] = []
@@ -194,7 +206,7 @@ class WandbServer:
                 return fault[1], {"error": "injected"}
             if asked:
                 return 200, self._query(name, asked.get("variables") or {})
-            return 200, self._store(path, body)
+            return 200, self._fetch(path) if command == "GET" else self._store(path, body)
 
     def _query(self, name: str, variables: dict) -> dict:
         if name not in self.operations:
@@ -208,6 +220,11 @@ class WandbServer:
         elif upload := re.fullmatch(r"/upload/([^/]+)/(.+)", path):
             self.runs[upload[1]].files[unquote(upload[2])] = body
         return {}
+
+    def _fetch(self, path: str) -> dict:
+        """Of what was uploaded, a manifest; it is JSON."""
+        upload = re.fullmatch(r"/upload/([^/]+)/(.+)", path)
+        return json.loads(self.runs[upload[1]].files[unquote(upload[2])]) if upload else {}
 
     # -- the operations ------------------------------------------------------------------------------------------------
 
@@ -255,9 +272,10 @@ class WandbServer:
         return f"{self.url}/upload/{run}/{quote(name)}"
 
     def _create_artifact(self, variables: dict) -> dict:
-        # The run is part of the id: requests about the artifact's files do not name it.
+        # The run is the id: requests about the artifact's files do not name it. Older clients decode ids.
+        run = _input(variables)["runName"]
         artifact = {
-            "id": variables["input"]["runName"],
+            "id": base64.b64encode(run.encode()).decode(),
             "state": "PENDING",
             "artifactSequence": {"latestArtifact": None},
         }
@@ -274,15 +292,44 @@ class WandbServer:
     def _create_artifact_files(self, variables: dict) -> dict:
         nodes = [
             {
+                "displayName": wanted["name"],
                 "storagePath": f"artifact/{wanted['name']}",
-                "uploadUrl": self._upload_url(wanted["artifactID"], f"artifact/{wanted['name']}"),
+                "uploadUrl": self._upload_url(_run_of(wanted["artifactID"]), f"artifact/{wanted['name']}"),
                 "uploadHeaders": [],
                 "uploadMultipartUrls": None,
                 "artifact": {"id": wanted["artifactID"]},
             }
-            for wanted in variables["input"]["artifactFiles"]
+            for wanted in _input(variables)["artifactFiles"]
         ]
         return {"createArtifactFiles": {"files": {"edges": [{"node": node} for node in nodes]}}}
+
+    def _artifact(self, variables: dict) -> dict:
+        """Older clients read it back after they have saved it."""
+        manifest = self._upload_url(_run_of(variables["id"]), "artifact/wandb_manifest.json")
+        empty = ("description", "metadata", "ttlDurationSeconds", "ttlIsInherited", "historyStep", "commitHash")
+        artifact = {
+            "id": variables["id"],
+            "artifactSequence": {"project": {"entityName": ENTITY, "name": "project"}, "name": "table"},
+            "versionIndex": 0,
+            "artifactType": {"name": "run_table"},
+            "aliases": [],
+            "tags": [],
+            "state": "COMMITTED",
+            "currentManifest": {"file": {"directUrl": manifest}},
+            "fileCount": 1,
+            "createdAt": "2020-01-01T00:00:00",
+            "updatedAt": None,
+        }
+        return {"artifact": {**dict.fromkeys(empty), **artifact}}
+
+
+def _input(variables: dict) -> dict:
+    """Older clients send its parts."""
+    return variables.get("input", variables)
+
+
+def _run_of(artifact: str) -> str:
+    return base64.b64decode(artifact).decode()
 
 
 class _Http(ThreadingHTTPServer):

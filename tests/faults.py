@@ -1,0 +1,27 @@
+"""The table of faults: whatever happens, the training is bitwise that of a run without our callbacks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import faults_code
+import faults_errors
+import faults_files
+import faults_interrupts
+import faults_memory
+import faults_numbers
+import faults_signals
+import faults_wandb
+from outcome import Outcome
+
+PARTS = (
+    faults_numbers,
+    faults_errors,
+    faults_code,
+    faults_memory,
+    faults_interrupts,
+    faults_signals,
+    faults_files,
+    faults_wandb,
+)
+# Each works in the folder that it is given.
+FAULTS: dict[str, Callable[[Path], Outcome]] = {name: case for part in PARTS for name, case in part.CASES.items()}
