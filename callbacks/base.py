@@ -144,8 +144,8 @@ class DiagnosticCallback(HostCallback):
     def _warn_of_namesakes(self, trainer: Trainer) -> None:
         """Lightning logs the mean of two values with one name: harmless only if they are equal."""
         names = {name for diagnostic in self._diagnostics for name in diagnostic.names}
-        for other in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(other, DiagnosticCallback) and other is not self and other.prefix == self.prefix:
+        for other in self._all_of(trainer):
+            if other is not self and other.prefix == self.prefix:
                 shared = names & {name for diagnostic in other._diagnostics for name in diagnostic.names}
                 ours, theirs = self.settings(), other.settings()
                 if shared and any(ours[key] != theirs[key] for key in (ours.keys() & theirs.keys()) - {"callback"}):
@@ -220,9 +220,13 @@ class DiagnosticCallback(HostCallback):
 
     def _conclude(self, trainer: Trainer) -> None:
         """Once for all callbacks: the last one speaks."""
-        ours = [each for each in trainer.callbacks if isinstance(each, DiagnosticCallback)]  # type: ignore[attr-defined]
-        if self is ours[-1]:
+        if self is self._all_of(trainer)[-1]:
             conclude(trainer, self._warn_of)
+
+    @staticmethod
+    def _all_of(trainer: Trainer) -> list["DiagnosticCallback"]:
+        """The callbacks of this kind, in the trainer's order."""
+        return [each for each in trainer.callbacks if isinstance(each, DiagnosticCallback)]  # type: ignore[attr-defined]
 
     def _warn_of(self, what: str, error: Exception) -> None:
         """Once, unless a run is to stop at the first error."""
@@ -367,7 +371,9 @@ class DiagnosticCallback(HostCallback):
     def _write(self, trainer: Trainer, metrics: dict[str, float], epoch: int | None = None) -> None:
         # In every process: a metric of the user's may be summed over them. And it must not remember that it was asked,
         # since the module may still update it when its own epoch ends.
-        before = Snapshot(trainer.lightning_module, trainer._results, arrays=False)
+        ours = tuple(f"{each.prefix}{end}" for each in self._all_of(trainer) for end in ("/", "_layers/"))
+        logged = [each for each in (trainer._results or {}).values() if not each.meta.name.startswith(ours)]
+        before = Snapshot(trainer.lightning_module, logged, arrays=False)
         everything: dict[str, Any] = {}
         try:
             everything.update(trainer.callback_metrics)

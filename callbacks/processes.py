@@ -69,9 +69,7 @@ class TrainerProcesses(Processes):
             if counts[_Status.ENDED] + counts[_Status.ENDED_BADLY] == self.count:
                 return counts[_Status.ENDED_BADLY] > 0
 
-    def _exchange(
-        self, status: int, error: Exception | None = None, signals: Sequence[type[Exception]] = ()
-    ) -> None:
+    def _exchange(self, status: int, error: Exception | None = None, signals: Sequence[type[Exception]] = ()) -> None:
         """Say how it is here.
 
         Raises:

@@ -76,8 +76,7 @@ class Independent:
         self.network, self._groups, self._processes = network, groups, processes
         self.sizes = [samples for _, samples in groups]
         self._plans = [
-            make_plan(network, *_few_samples(*group, divisor), cotangents_of, structured=structured)
-            for group in groups
+            make_plan(network, *_few_samples(*group, divisor), cotangents_of, structured=structured) for group in groups
         ]
         self.outputs = self._plans[0].outputs
         one_by_one = [leaf for plan in self._plans for leaf in plan.one_by_one]

@@ -135,7 +135,7 @@ def test_the_largest_eigenvalue_of_any_spectrum_with_a_gap(top, gap, bulk, metho
 
 
 def test_a_cold_start_along_the_second_eigenvector_finds_the_first():
-    """Three products of Lanczos are deceived by this spectrum with nearly every noise; five, of a cold start, are not."""
+    """Three products of Lanczos are deceived by this spectrum with nearly every noise; five, of a cold one, are not."""
     spectrum = torch.tensor([4.9425, 4.7194, 0.55, 0.426, 0.284, *[0.1] * 7], dtype=torch.float64)
     gradient = torch.tensor([-0.0063, 0.926, 0.216, -0.143, -0.111, *[0.1] * 7], dtype=torch.float64)
     deceived = {3: 0, _COLD_PRODUCTS: 0}
