@@ -4,14 +4,13 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lightning_normtheory.callbacks import record, wandb_stream
 from lightning_normtheory.callbacks.budget import TimeBudget
 from lightning_normtheory.callbacks.checks import (
     check_arguments,
@@ -20,23 +19,21 @@ from lightning_normtheory.callbacks.checks import (
     check_training_step,
     refuse_unknown_arguments,
 )
-from lightning_normtheory.callbacks.conclusion import conclude
 from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
-from lightning_normtheory.callbacks.host import HostCallback
 from lightning_normtheory.callbacks.measured_function import BatchFunction
 from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.progress import MeasurementProgress, clear_line
+from lightning_normtheory.callbacks.progress import MeasurementProgress
+from lightning_normtheory.callbacks.reporting import ReportingCallback
 from lightning_normtheory.callbacks.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.view import View
 from lightning_normtheory.layers import refuse_uninitialized
 from lightning_normtheory.processes import FailedElsewhereError
-from lightning_normtheory.snapshot import Snapshot
 
 __all__ = ["DiagnosticCallback"]
 
 
-class DiagnosticCallback(HostCallback):
+class DiagnosticCallback(ReportingCallback):
     """Measures `diagnostics` at the end of training epochs and changes nothing in the run.
 
     Args:
@@ -87,16 +84,13 @@ class DiagnosticCallback(HostCallback):
         self.max_overhead = max_overhead
         self._budget = TimeBudget(max_overhead)
         self._diagnostics = self.make_diagnostics()
-        self._active: list[Diagnostic] = []
         self._validation_probe: ValidationProbe | None = None
         self._started = False
         self._resumed = False
-        self._wrote = False
         # How many epochs have ended, with what is due then done.
         self._ended: int | None = 0
         # What views have found out about the samples and the loss, once for a fit.
         self._known: dict[str, Any] = {}
-        self._warned: set[str] = set()
 
     def make_diagnostics(self) -> list[Diagnostic]:
         """What is measured, fresh for a new fit."""
@@ -218,22 +212,6 @@ class DiagnosticCallback(HostCallback):
         if isinstance(exception, KeyboardInterrupt):  # whoever stops a run wants to see how far it came
             self._conclude(trainer)
 
-    def _conclude(self, trainer: Trainer) -> None:
-        """Once for all callbacks: the last one speaks."""
-        if self is self._all_of(trainer)[-1]:
-            conclude(trainer, self._warn_of)
-
-    @staticmethod
-    def _all_of(trainer: Trainer) -> list["DiagnosticCallback"]:
-        """The callbacks of this kind, in the trainer's order."""
-        return [each for each in trainer.callbacks if isinstance(each, DiagnosticCallback)]  # type: ignore[attr-defined]
-
-    def _warn_of(self, what: str, error: Exception) -> None:
-        """Once, unless a run is to stop at the first error."""
-        if self.on_error == "raise":
-            raise error
-        self._warn_once(what, f"{what}, and training goes on without: {type(error).__name__}: {error}")
-
     # -- validation: where its loaders first exist, and where the batches of an iterable one pass ----------------------
 
     def _find_validation_data(self, trainer: Trainer) -> None:
@@ -315,24 +293,6 @@ class DiagnosticCallback(HostCallback):
     def _progress(self, trainer: Trainer) -> MeasurementProgress:
         return MeasurementProgress(trainer, len(self._active), self.prefix, partial(self._warn_once, "progress"))
 
-    def _report(self, trainer: Trainer, pl_module: LightningModule, metrics: Mapping[str, float]) -> None:
-        """To the loggers and into the file."""
-        named = {self._metric_name(name): value for name, value in metrics.items()}
-        self._announce(trainer, {self._metric_name(name): name for name in metrics})
-        for name, value in named.items():
-            # Two callbacks log `seconds` under one name: what they cost together is the sum.
-            reduce = "sum" if name.endswith("/seconds") else "mean"
-            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, reduce_fx=reduce)
-        self._write(trainer, named)
-
-    def _announce(self, trainer: Trainer, names: Mapping[str, str]) -> None:
-        """Prepare W&B for what is about to be logged."""
-        try:
-            wandb_stream.define(trainer, names)
-            wandb_stream.describe(trainer, self.settings())
-        except Exception as error:  # noqa: BLE001  # of W&B's client
-            self._warn_of(f"W&B does not know the axes or the settings of {self.prefix}", error)
-
     def _guarded(self, diagnostic: Diagnostic, view: View, action: Callable[[View], Any]) -> Any:
         """Do it; a failure is reported once per diagnostic and fit, and never stops a run that did not ask for it."""
         name = diagnostic.names[0]
@@ -357,48 +317,6 @@ class DiagnosticCallback(HostCallback):
                 name, f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training goes on."
             )
         return result
-
-    def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            clear_line()
-            warn(message)
-
-    def _metric_name(self, name: str) -> str:
-        layer = name.removeprefix("layers/")
-        return f"{self.prefix}_layers/{layer}" if layer != name else f"{self.prefix}/{name}"
-
-    def _write(self, trainer: Trainer, metrics: dict[str, float], epoch: int | None = None) -> None:
-        # In every process: a metric of the user's may be summed over them. And it must not remember that it was asked,
-        # since the module may still update it when its own epoch ends.
-        ours = tuple(f"{each.prefix}{end}" for each in self._all_of(trainer) for end in ("/", "_layers/"))
-        logged = [each for each in (trainer._results or {}).values() if not each.meta.name.startswith(ours)]
-        before = Snapshot(trainer.lightning_module, logged, arrays=False)
-        everything: dict[str, Any] = {}
-        try:
-            everything.update(trainer.callback_metrics)
-        except Exception as error:  # noqa: BLE001  # of a metric that the module completes in its own hook, after ours
-            self._warn_of("The module's metrics could not be read for normtheory.jsonl", error)
-        finally:
-            before.restore()
-        if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
-            return
-        users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
-        notes = {name: note for each in self._active for name, note in self._told(each, each.notes).items()}
-        try:
-            about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
-            record.write(trainer, about, metrics, users, epoch=epoch, first=not self._wrote)
-            self._wrote = True
-        except Exception as error:  # noqa: BLE001  # a full disk, or whatever else a place for a file can have
-            self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
-
-    def _told(self, diagnostic: Diagnostic, tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What a diagnostic has for the file or the checkpoint; nothing if it fails, since neither may be lost."""
-        try:
-            return tell()
-        except Exception as error:  # noqa: BLE001  # reported, or raised
-            self._warn_of(f"The file or the checkpoint has nothing about {self.prefix}/{diagnostic.names[0]}", error)
-            return {}
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

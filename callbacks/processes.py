@@ -95,7 +95,10 @@ class TrainerProcesses(Processes):
         return moved.to(values.device)
 
 
-_ELSEWHERE = {_Status.FAILED: FailedElsewhereError, _Status.OUT_OF_MEMORY: OutOfMemoryElsewhereError}
+_ELSEWHERE: dict[int, type[FailedElsewhereError]] = {
+    _Status.FAILED: FailedElsewhereError,
+    _Status.OUT_OF_MEMORY: OutOfMemoryElsewhereError,
+}
 
 
 def _is_known(error: BaseException | None) -> bool:

@@ -32,7 +32,7 @@ def screen(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     monkeypatch.setattr(progress, "_PAUSE", 0.0)
-    monkeypatch.setattr("lightning_normtheory.callbacks.base.conclude", lambda run, warn: None)  # which prints a table
+    monkeypatch.setattr("lightning_normtheory.callbacks.reporting.conclude", lambda run, warn: None)  # which prints a table
     screen = Screen()
     yield screen
     rich.reconfigure()  # Lightning has changed the console of all
@@ -113,7 +113,7 @@ def test_tables_stand_above_the_bar_and_nothing_of_them_is_lost(monkeypatch, scr
     def talk(run, warn):
         say(run, "\n".join(table))
 
-    monkeypatch.setattr("lightning_normtheory.callbacks.base.conclude", talk)
+    monkeypatch.setattr("lightning_normtheory.callbacks.reporting.conclude", talk)
     fit(monkeypatch, screen, package, [Watching(refresh), make_bar(package, kind, screen)])
     assert [line for line in screen.lines if line.startswith("line ")] == table
 

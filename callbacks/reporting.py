@@ -1,0 +1,115 @@
+"""What a callback says: to the loggers, into the file, and in warnings."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lightning_normtheory.callbacks import record, wandb_stream
+from lightning_normtheory.callbacks.conclusion import conclude
+from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.host import HostCallback
+from lightning_normtheory.callbacks.progress import clear_line
+from lightning_normtheory.snapshot import Snapshot
+
+__all__ = ["ReportingCallback"]
+
+
+class ReportingCallback(HostCallback):
+    """A callback that has metrics to report, and may fail to.
+
+    Attributes:
+        prefix: of the metric names.
+        on_error: whether a failure is reported once, or raised.
+    """
+
+    prefix: str
+    on_error: Literal["warn", "raise"]
+    _diagnostics: list[Diagnostic]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._active: list[Diagnostic] = []
+        self._wrote = False
+        self._warned: set[str] = set()
+
+    def settings(self) -> dict[str, Any]:
+        """What the file and the checkpoint say about how the numbers came about."""
+        raise NotImplementedError
+
+    def _conclude(self, trainer: Trainer) -> None:
+        """Once for all callbacks: the last one speaks."""
+        if self is self._all_of(trainer)[-1]:
+            conclude(trainer, self._warn_of)
+
+    @staticmethod
+    def _all_of(trainer: Trainer) -> list["ReportingCallback"]:
+        """The callbacks of this kind, in the trainer's order."""
+        return [each for each in trainer.callbacks if isinstance(each, ReportingCallback)]  # type: ignore[attr-defined]
+
+    def _warn_of(self, what: str, error: Exception) -> None:
+        """Once, unless a run is to stop at the first error."""
+        if self.on_error == "raise":
+            raise error
+        self._warn_once(what, f"{what}, and training goes on without: {type(error).__name__}: {error}")
+
+    def _report(self, trainer: Trainer, pl_module: LightningModule, metrics: Mapping[str, float]) -> None:
+        """To the loggers and into the file."""
+        named = {self._metric_name(name): value for name, value in metrics.items()}
+        self._announce(trainer, {self._metric_name(name): name for name in metrics})
+        for name, value in named.items():
+            # Two callbacks log `seconds` under one name: what they cost together is the sum.
+            reduce = "sum" if name.endswith("/seconds") else "mean"
+            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, reduce_fx=reduce)
+        self._write(trainer, named)
+
+    def _announce(self, trainer: Trainer, names: Mapping[str, str]) -> None:
+        """Prepare W&B for what is about to be logged."""
+        try:
+            wandb_stream.define(trainer, names)
+            wandb_stream.describe(trainer, self.settings())
+        except Exception as error:  # noqa: BLE001  # of W&B's client
+            self._warn_of(f"W&B does not know the axes or the settings of {self.prefix}", error)
+
+    def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            clear_line()
+            warn(message)
+
+    def _metric_name(self, name: str) -> str:
+        layer = name.removeprefix("layers/")
+        return f"{self.prefix}_layers/{layer}" if layer != name else f"{self.prefix}/{name}"
+
+    def _write(self, trainer: Trainer, metrics: dict[str, float], epoch: int | None = None) -> None:
+        # In every process: a metric of the user's may be summed over them. And it must not remember that it was asked,
+        # since the module may still update it when its own epoch ends.
+        ours = tuple(f"{each.prefix}{end}" for each in self._all_of(trainer) for end in ("/", "_layers/"))
+        logged = [each for each in (trainer._results or {}).values() if not each.meta.name.startswith(ours)]
+        before = Snapshot(trainer.lightning_module, logged, arrays=False)
+        everything: dict[str, Any] = {}
+        try:
+            everything.update(trainer.callback_metrics)
+        except Exception as error:  # noqa: BLE001  # of a metric that the module completes in its own hook, after ours
+            self._warn_of("The module's metrics could not be read for normtheory.jsonl", error)
+        finally:
+            before.restore()
+        if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
+            return
+        users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
+        notes = {name: note for each in self._active for name, note in self._told(each, each.notes).items()}
+        try:
+            about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
+            record.write(trainer, about, metrics, users, epoch=epoch, first=not self._wrote)
+            self._wrote = True
+        except Exception as error:  # noqa: BLE001  # a full disk, or whatever else a place for a file can have
+            self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
+
+    def _told(self, diagnostic: Diagnostic, tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What a diagnostic has for the file or the checkpoint; nothing if it fails, since neither may be lost."""
+        try:
+            return tell()
+        except Exception as error:  # noqa: BLE001  # reported, or raised
+            self._warn_of(f"The file or the checkpoint has nothing about {self.prefix}/{diagnostic.names[0]}", error)
+            return {}
