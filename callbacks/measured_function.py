@@ -146,27 +146,33 @@ class MeasuredFunction:
                 raise failure
 
     def _halve_batches(self) -> bool:
-        """Measure on batches of half the size from now on, if the loss is a mean over samples that do not see each
-        other; whether it is shows in its value, which takes less memory than its gradient."""
+        """Measure on batches of half the size from now on, or less, if the loss is a mean over samples that do not see
+        each other. Whether it is shows in its value, on the largest batches for which there is memory."""
+        larger = self._batches
+        while True:
+            smaller = [half for batch in larger for half in batch.halves()]
+            try:
+                with self._measuring(), torch.no_grad():
+                    same = len(smaller) > len(larger) and self._is_mean_over_samples(larger, smaller)
+            except Exception as error:
+                if not is_out_of_memory(error) or not self._all_agree(len(smaller) > len(larger)):
+                    raise
+                larger = smaller
+                continue
+            if not self._all_agree(same):
+                return False
+            self._batches = smaller
+            return True
 
-        def compare() -> tuple[list[ProbeBatch], bool]:
-            halves = [half for batch in self._batches for half in batch.halves()]
-            if len(halves) == len(self._batches) or with_batch_statistics(self.model):
-                return halves, False
-            whole, parts = self._mean_loss_of(self._batches), self._mean_loss_of(halves)
-            return halves, abs(whole - parts) <= _SAME_LOSS * abs(whole)
-
-        try:
-            with self._measuring(), torch.no_grad():
-                halves, same = compare()
-        except Exception as error:  # the value of a whole batch needs too much, too
-            if not is_out_of_memory(error):
-                raise
+    def _is_mean_over_samples(self, larger: Sequence[ProbeBatch], smaller: Sequence[ProbeBatch]) -> bool:
+        if with_batch_statistics(self.model):
             return False
-        refusals = float(self.processes.sum(torch.tensor([float(not same)])))
-        if refusals == 0:
-            self._batches = halves
-        return refusals == 0
+        whole, parts = self._mean_loss_of(larger), self._mean_loss_of(smaller)
+        return abs(whole - parts) <= _SAME_LOSS * abs(whole)
+
+    def _all_agree(self, here: bool) -> bool:
+        """Whether it is so in all processes."""
+        return float(self.processes.sum(torch.tensor([float(not here)]))) == 0
 
     def _mean_loss_of(self, batches: Sequence[ProbeBatch]) -> float:
         """Of this process's batches, also of those that only keep step."""

@@ -15,6 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 INSIDE = "inside"  # the file that tells that a measurement is under way
+DEAD = "dead"  # the file that tells that a server is no more
 SLEEP = "SLEEP_WHILE_MEASURING"
 MARGIN = 48 << 20  # bytes: less than twelve vectors of Lanczos, more than a training step takes
 
@@ -110,16 +111,23 @@ def memory_run() -> None:
 
 
 def wandb_run() -> None:
-    """With a logger of W&B, and a file that tells when the fit has returned."""
+    """With a logger of W&B. In the middle it waits for the end of the server; its warnings are in a file at the end."""
     import pytorch_lightning as pl
 
     from lightning_normtheory.callbacks import NormTheory
 
     from lit import Classifier, loader, trainer
 
+    class Wait(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 2:
+                Path(INSIDE).touch()
+                while not Path(DEAD).exists():
+                    time.sleep(0.05)
+
     save = pl.callbacks.ModelCheckpoint(".", save_last=True)
     log = pl.loggers.WandbLogger(project="demo")
-    run = trainer([NormTheory(), save], max_epochs=4, logger=log, enable_checkpointing=True)
+    run = trainer([NormTheory(), save, Wait()], max_epochs=4, logger=log, enable_checkpointing=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run.fit(Classifier("wn"), loader(24))

@@ -13,7 +13,7 @@ import torch
 
 from lightning_normtheory.callbacks import NormTheory
 
-from fault_process import start
+from fault_process import DEAD, INSIDE, start
 from fault_runs import Comparison, compare_reports, compare_rows, compare_training, fit, undisturbed
 from faults_errors import OnPurposeError
 from lit import Classifier, rows
@@ -54,7 +54,7 @@ def failing_client(folder: Path, part: str) -> Outcome:
 
 
 def dead_server(folder: Path) -> Outcome:
-    """The server stops to answer when the first row has come; the run ends, and its file has all rows.
+    """The server is gone after the second epoch; the run ends, and its file has all rows.
 
     What the client itself does with a dead server is its own affair: it tries again and again when the process ends,
     for as long as its settings say. They are short here.
@@ -62,9 +62,10 @@ def dead_server(folder: Path) -> Outcome:
     check = Comparison()
     with WandbServer() as server:
         process = start(folder, {"task": "wandb"}, **server.environment() | IMPATIENT)
-        while process.poll() is None and not any(run.history for run in server.runs.values()):
+        while process.poll() is None and not (folder / INSIDE).exists():
             time.sleep(0.05)
         server.answer = mock.Mock(side_effect=ConnectionResetError)  # connections that are open die as well
+    (folder / DEAD).touch()
     try:
         _, errors = process.communicate(timeout=300)
     except subprocess.TimeoutExpired:

@@ -68,7 +68,7 @@ def marked(name):
     return pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", map(marked, FAULTS))
+@pytest.mark.parametrize("name", list(map(marked, FAULTS)))
 def test_a_fault_does_no_harm(name, tmp_path):
     outcome = FAULTS[name](tmp_path)
     assert outcome.compared > 0

@@ -61,7 +61,7 @@ def test_whatever_there_is_is_drawn(figure, run):
             assert {row["seeds"] for row in measured} == {seeds}
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")  # which matplotlib 3.10.0 has of its own
 @pytest.mark.parametrize("figure", FIGURES)
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.inf])
 def test_values_that_have_no_logarithm(figure, factor, run):

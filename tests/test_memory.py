@@ -95,14 +95,15 @@ def measured(folder, callback, module, **arguments):
 
 
 @pytest.mark.parametrize("callback", METRICS)
-def test_a_diagnostic_in_smaller_batches_gives_the_same_number(callback, tmp_path):
-    little = measured(tmp_path / "little", callback, Narrow(), on_error="raise")
+@pytest.mark.parametrize("always", [False, True], ids=["gradients", "values, too"])
+def test_a_diagnostic_in_smaller_batches_gives_the_same_number(callback, always, tmp_path):
+    little = measured(tmp_path / "little", callback, Narrow(always=always), on_error="raise")
     enough = measured(tmp_path / "enough", callback, Narrow(samples=10**6), on_error="raise")
     assert little == pytest.approx(enough, rel=1e-5)
 
 
 @pytest.mark.parametrize("callback", [RSCRatio, HessianTopEigenvalue])
-@pytest.mark.parametrize("reason", ["batch statistics", "not even the loss", "samples that see each other"])
+@pytest.mark.parametrize("reason", ["batch statistics", "not for one sample", "samples that see each other"])
 def test_what_cannot_be_cut_is_nan_and_training_goes_on(callback, reason, tmp_path):
     class Contrastive(Narrow):
         def training_step(self, batch, batch_idx):
@@ -110,7 +111,7 @@ def test_what_cannot_be_cut_is_nan_and_training_goes_on(callback, reason, tmp_pa
 
     module = {
         "batch statistics": lambda: Narrow("bn"),
-        "not even the loss": lambda: Narrow(always=True),
+        "not for one sample": lambda: Narrow(samples=0, always=True),
         "samples that see each other": Contrastive,
     }[reason]()
     with pytest.warns(UserWarning, match="OutOfMemoryError: CUDA out of memory"):

@@ -9,6 +9,7 @@ import pytest
 import wandb
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
+from wandb.sdk.wandb_run import Run
 
 from lit import Classifier, loader, trainer
 
@@ -17,7 +18,7 @@ from lit import Classifier, loader, trainer
 def client():
     """The run that a logger would begin, which takes note of every call."""
     with mock.patch.object(wandb, "init") as init, mock.patch.object(wandb, "run", None):
-        init.return_value = mock.MagicMock(spec=wandb.Run)
+        init.return_value = mock.MagicMock(spec=Run)
         yield init.return_value
 
 

@@ -17,7 +17,8 @@ def expanded(path, **chosen):
     from wandb import wandb_agent
 
     config = yaml.safe_load(Path(path).read_text())
-    with mock.patch.dict(os.environ), mock.patch.object(wandb_agent, "AgentProcess") as process:
+    environment = {"WANDB_SWEEP_ID": "s"}  # which the command `wandb agent` sets
+    with mock.patch.dict(os.environ, environment), mock.patch.object(wandb_agent, "AgentProcess") as process:
         agent = wandb_agent.Agent(mock.Mock(), mock.Mock(), sweep_id="s")
         agent._sweep_command = config["command"]
         given = {name: {"value": value} for name, value in chosen.items()}
