@@ -111,7 +111,7 @@ class DiagnosticCallback(ReportingCallback):
         self._budget = TimeBudget(self.max_overhead)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = self._wrote = False
+        self._started, self._noted = False, None
         self._warned.clear()
         self._active = []
         for diagnostic in self._diagnostics:

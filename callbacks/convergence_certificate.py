@@ -63,7 +63,6 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._last = (view.loss, view.trainer.global_step)
 
     def _look(self, view: View) -> None:
-        self._looked = True
         setting, form = view.setting, view.dgm_form(self._samples)
         self._dgm = form if isinstance(form, DGMForm) else None
         self._theorems = check_theorems(
@@ -73,7 +72,10 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         )
         if isinstance(setting.chain, Chain) and not self._initial:
             self._initial = [link.affine.weight.detach().cpu().clone() for link in _followed(setting.chain)]
-        say(view.trainer, theorem_table(self._theorems))
+        # Where the loss is no number, nothing is known of it: look again.
+        self._looked = math.isfinite(view.mean_loss)
+        if self._looked:
+            say(view.trainer, theorem_table(self._theorems))
 
     def notes(self) -> dict[str, Any]:
         return {"theorems": [row._asdict() for row in self._theorems]}
@@ -82,7 +84,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
 
     def measure(self, view: View) -> dict[str, float]:
         if not self._looked:
-            self._look(view)  # of an iterable dataset, this is the first look
+            self._look(view)  # of an iterable dataset, or after a start without a loss
         setting, loss = view.setting, view.setting.loss
         metrics, conditions = self._radii(setting), {}
         if isinstance(loss, KnownLoss) and loss.is_square:

@@ -58,8 +58,8 @@ def write(
     Args:
         about: goes into the header, with the run and the versions.
         epoch: the one that was measured.
-        first: whether it is the first row that this callback writes in this fit: then the header comes before it,
-            unless the file has the same one already, as that of a resumed run.
+        first: whether it is the first row that this callback writes in this fit, or after something in the header has
+            changed: then the header comes before it, unless the file has the same one already, as of a resumed run.
 
     Raises:
         OSError: if it cannot be written.

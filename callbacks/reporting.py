@@ -31,7 +31,8 @@ class ReportingCallback(HostCallback):
     def __init__(self) -> None:
         super().__init__()
         self._active: list[Diagnostic] = []
-        self._wrote = False
+        # What the last header in the file says of the diagnostics, in this fit.
+        self._noted: dict[str, Any] | None = None
         self._warned: set[str] = set()
 
     def settings(self) -> dict[str, Any]:
@@ -101,8 +102,8 @@ class ReportingCallback(HostCallback):
         notes = {name: note for each in self._active for name, note in self._told(each, each.notes).items()}
         try:
             about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
-            record.write(trainer, about, metrics, users, epoch=epoch, first=not self._wrote)
-            self._wrote = True
+            record.write(trainer, about, metrics, users, epoch=epoch, first=notes != self._noted)
+            self._noted = notes
         except Exception as error:  # noqa: BLE001  # a full disk, or whatever else a place for a file can have
             self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
 

@@ -229,8 +229,9 @@ def expected(name, recorder, probe, row):
     }
 
 
-def outcome(name):
-    """In the folder of now: a run without and with us, and the numbers of the last epoch beside their references."""
+def outcome(name, folder):
+    """A run without and with us, in a folder that is also that of now, and the numbers of its last epoch beside their
+    references."""
     bare = run(name, [])
     callback = NormTheory(probe=SAMPLES, ntk_samples=ROWS, on_error="raise")
     watched = run(name, [callback])
@@ -239,7 +240,7 @@ def outcome(name):
     ]
     if len(bare.seen) != len(watched.seen):
         different.append(f"{name}: {len(watched.seen)} records of the training instead of {len(bare.seen)}")
-    row = max(rows().items())[1]
+    row = max(rows(folder).items())[1]
     references = expected(name, watched, callback.probe, row)
     for metric, (value, error) in references.items():
         found = row[f"normtheory/{metric}"]

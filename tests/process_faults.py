@@ -147,7 +147,15 @@ def _judged(measured: dict[int, dict[str, float]], faults: list[Fault], main: di
     return Outcome(len(faults) * len(main), tuple(found))
 
 
-PROCESS_FAULTS: dict[str, Callable[[Path], Outcome]] = {
-    f"{devices} processes, one fails, {net}": lambda folder, d=devices, n=net: sabotaged(folder, d, n)
+RUNS = {
+    f"{devices} processes, one fails, {net}": (devices, net)
     for devices, net in ((1, "WeightNorm"), (2, "WeightNorm"), (2, "BatchNorm"), (4, "WeightNorm"))
 }
+PROCESS_FAULTS: dict[str, Callable[[Path], Outcome]] = {
+    name: lambda folder, d=devices, n=net: sabotaged(folder, d, n) for name, (devices, net) in RUNS.items()
+}
+
+
+def number_of_faults(name: str) -> int:
+    devices, net = RUNS[name]
+    return len(faults_of(BATCH_NORM_MAIN if net == "BatchNorm" else MAIN, devices))

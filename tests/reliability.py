@@ -6,7 +6,6 @@ or that does not end, is a difference like any other, and the next case gets a n
 
 import argparse
 import contextlib
-import inspect
 import multiprocessing
 import os
 import platform
@@ -19,7 +18,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -69,6 +67,7 @@ def parts(models: int, epochs: int) -> dict[str, Part]:
         "faults": Part("faults", "FAULTS"),
         "several processes": Part("process_cases", "PROCESS_CASES"),
         "faults in several processes": Part("process_faults", "PROCESS_FAULTS"),
+        "training in several processes": Part("process_runs", "PROCESS_RUNS"),
         "resume": Part("resume_cases", "outcome", "CASES"),
         "precision": Part("precision_cases", "outcome", "CASES"),
         "long runs": Part("soak", "soak", [epochs], patience=7200.0),
@@ -98,7 +97,19 @@ def figures(results: list[Result]) -> str:
     return "\n".join(f"- {name}: {text}" for result in results for name, text in result.figures.items())
 
 
-ABOUT: dict[str, Callable[[list[Result]], str]] = {"random models": drawn, "faults": kinds, "long runs": figures}
+def injected(results: list[Result]) -> str:
+    """A case is a run with a fault in nearly every epoch."""
+    module = import_module("process_faults")
+    total = sum(module.number_of_faults(result.case.name) for result in results)
+    return f"{total} faults were injected, one in an epoch, each in one of the processes."
+
+
+ABOUT: dict[str, Callable[[list[Result]], str]] = {
+    "random models": drawn,
+    "faults": kinds,
+    "faults in several processes": injected,
+    "long runs": figures,
+}
 
 
 def find_cases(chosen: Mapping[str, Part], quick: bool) -> list[Case]:
@@ -110,7 +121,7 @@ def find_cases(chosen: Mapping[str, Part], quick: bool) -> list[Case]:
         if quick:
             names = names[:: max(1, len(names) // FEW)][:FEW]
         found += [Case(title, part, name) for name in names]
-    return found
+    return sorted(found, key=lambda case: -case.part.patience)  # the longest first, beside which the others run
 
 
 # -- a worker ----------------------------------------------------------------------------------------------------------
@@ -133,8 +144,7 @@ def run(case: Case, folder: Path) -> Result:
         os.dup2(output.fileno(), 2)
     try:
         table = getattr(import_module(case.part.module), case.part.table)
-        function = partial(table, case.name) if callable(table) else table[case.name]
-        found = function(folder) if inspect.signature(function).parameters else function()  # in the folder of now
+        found = table(case.name, folder) if callable(table) else table[case.name](folder)
     except BaseException as error:  # noqa: BLE001  # also an interrupt: it was not asked for
         where = traceback.extract_tb(error.__traceback__)[-1]
         found = Outcome(0, (f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})",))

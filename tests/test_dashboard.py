@@ -278,5 +278,7 @@ def test_no_network(tmp_path):
     done = run(SAVE, {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40, "WANDB_HTTP_TIMEOUT": "2"})
     assert done.returncode == 0, done.stderr
     # Older clients do not try the key first: they fail at the next request.
-    explained = "W&B is out of reach, .*: check the network, or wandb login --relogin|W&B did not .*: check the network, "
+    explained = (
+        "W&B is out of reach, .*: check the network, or wandb login --relogin|W&B did not .*: check the network, "
+    )
     assert re.match(explained, done.stdout)

@@ -14,8 +14,8 @@ from precision_cases import CASES, SLOW, ReentrantCheckpointed, data, dense, out
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
-def test_training_is_bitwise_the_same_and_the_numbers_are_those_of_its_weights(case):
-    assert outcome(case).differences == ()
+def test_training_is_bitwise_the_same_and_the_numbers_are_those_of_its_weights(case, tmp_path):
+    assert outcome(case, tmp_path).differences == ()
 
 
 def test_the_comparison_notices_a_change_of_layout():

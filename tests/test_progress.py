@@ -32,7 +32,9 @@ def screen(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     monkeypatch.setattr(progress, "_PAUSE", 0.0)
-    monkeypatch.setattr("lightning_normtheory.callbacks.reporting.conclude", lambda run, warn: None)  # which prints a table
+    monkeypatch.setattr(
+        "lightning_normtheory.callbacks.reporting.conclude", lambda run, warn: None
+    )  # which prints a table
     screen = Screen()
     yield screen
     rich.reconfigure()  # Lightning has changed the console of all

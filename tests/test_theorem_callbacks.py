@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from lightning_normtheory import (
 )
 from lightning_normtheory.batchnorm_form import batchnorm_form
 from lightning_normtheory.callbacks import BatchNormTheory, ConvergenceCertificate, NormTheory, RademacherBound
+from lightning_normtheory.callbacks.history import read_histories
 from lightning_normtheory.generalization import generalization_bound
 
 from lit import Classifier, loader, rows, trainer
@@ -296,3 +298,24 @@ def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one(tmp_path, net):
         for name, value in whole[epoch].items():
             if "seconds" not in name:
                 assert resumed[epoch][name] == pytest.approx(value, rel=1e-12, nan_ok=True), name
+
+
+def test_theorems_are_looked_for_again_after_a_start_without_a_loss():
+    """A first epoch whose loss is no number must not settle the table, nor the header, for the whole run."""
+
+    class Late(Classifier):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * math.nan if self.current_epoch == 0 else loss
+
+        def on_after_backward(self):
+            for p in self.parameters():
+                p.grad.nan_to_num_()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer([ConvergenceCertificate()], max_epochs=3).fit(Late("wn"), loader())
+    (path,) = Path().rglob("normtheory.jsonl")
+    (history,) = read_histories(path)
+    reasons = {row.theorem: " ".join(row.reasons) for row in history.theorems}
+    assert reasons["WN, Theorem 5.1 (optimisation)"] == "the loss is a cross entropy, not the square loss"
