@@ -3,9 +3,11 @@
 import math
 import re
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pytorch_lightning import LightningModule, Trainer
@@ -27,7 +29,7 @@ from lightning_normtheory.callbacks.reporting import ReportingCallback
 from lightning_normtheory.callbacks.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.view import View
-from lightning_normtheory.layers import refuse_uninitialized
+from lightning_normtheory.layers import batch_norm_layers, refuse_uninitialized
 from lightning_normtheory.processes import FailedElsewhereError
 
 __all__ = ["DiagnosticCallback"]
@@ -86,6 +88,8 @@ class DiagnosticCallback(ReportingCallback):
         self._diagnostics = self.make_diagnostics()
         self._validation_probe: ValidationProbe | None = None
         self._started = False
+        # Whether what is measured before the first step is there: in this fit, or in the one before.
+        self._begun = False
         self._resumed = False
         # How many epochs have ended, with what is due then done.
         self._ended: int | None = 0
@@ -103,7 +107,7 @@ class DiagnosticCallback(ReportingCallback):
             return  # a checkpoint that is saved after a `validate` still knows what that of the fit knows
         check_strategy(trainer, type(self).__name__)
         # Nothing of an earlier fit remains; a checkpoint is loaded after this hook.
-        self._resumed = False
+        self._begun = self._resumed = False
         self._ended = 0
         self._known = {}
         self._diagnostics = self.make_diagnostics()
@@ -127,26 +131,13 @@ class DiagnosticCallback(ReportingCallback):
         if not any(diagnostic.needs_validation for diagnostic in self._active):
             self._validation_probe = None
         if self._needs_probe:
-            check_synchronised(trainer, pl_module, self._uses_batch_statistics, type(self).__name__)
+            check_synchronised(trainer, pl_module, self._uses_batch_statistics(pl_module), type(self).__name__)
             refuse_uninitialized(pl_module)
             if self.loss is None and any(diagnostic.needs_loss for diagnostic in self._active):
                 check_training_step(pl_module, type(self).__name__)
         self._warn_of_namesakes(trainer)
         if trainer.world_size > 1:  # every process logs the same number already; there is nothing to sync
             warnings.filterwarnings("ignore", message=rf".*self\.log\('{re.escape(self.prefix)}[/_].*sync_dist")
-
-    def _warn_of_namesakes(self, trainer: Trainer) -> None:
-        """Lightning logs the mean of two values with one name: harmless only if they are equal."""
-        names = {name for diagnostic in self._diagnostics for name in diagnostic.names}
-        for other in self._all_of(trainer):
-            if other is not self and other.prefix == self.prefix:
-                shared = names & {name for diagnostic in other._diagnostics for name in diagnostic.names}
-                ours, theirs = self.settings(), other.settings()
-                if shared and any(ours[key] != theirs[key] for key in (ours.keys() & theirs.keys()) - {"callback"}):
-                    rank_zero_warn(
-                        f"{type(self).__name__} and {type(other).__name__} measure {self.prefix}/{min(shared)} with "
-                        "different arguments, and their mean is logged. Give one of them another prefix=."
-                    )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._needs_probe:
@@ -171,7 +162,8 @@ class DiagnosticCallback(ReportingCallback):
             with self._budget.spending():
                 if self._needs_probe:
                     self._begin(self._view(trainer, pl_module))
-                if missed and self._is_due(trainer.current_epoch - 1):
+                self._begun = True
+                if missed:
                     self._catch_up(trainer, pl_module)
 
     def _begin(self, view: View) -> None:
@@ -192,15 +184,22 @@ class DiagnosticCallback(ReportingCallback):
 
     def _catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the epoch before. In the file only: the loggers are in the next epoch already."""
-        metrics = self._measure(trainer, pl_module)
-        named = {self._metric_name(name): value for name, value in metrics.items()}
-        self._write(trainer, named, trainer.current_epoch - 1)
+        if self._is_due(trainer.current_epoch - 1):
+            metrics = self._measure(trainer, pl_module)
+            named = {self._metric_name(name): value for name, value in metrics.items()}
+            self._write(trainer, named, trainer.current_epoch - 1)
+        self._ended = trainer.current_epoch
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probe.release()
         if self._validation_probe is not None:
             self._validation_probe.release()
         self._conclude(trainer)
+        if self._resumed and not self._started and self._missed_the_end(trainer) and self._is_due(self._ended or 0):
+            rank_zero_warn(
+                f"{type(self).__name__} has not measured epoch {self._ended}: the checkpoint is from its last step, before"
+                " the measurement, and no epoch was left in which to make up for it. Resume with a larger max_epochs."
+            )
         # Lightning skips a fit without batches, and with it every hook between on_fit_start and this one.
         if self._needs_probe and trainer.num_training_batches == 0 and trainer.limit_train_batches != 0:
             raise ValueError(
@@ -297,6 +296,7 @@ class DiagnosticCallback(ReportingCallback):
         """Do it; a failure is reported once per diagnostic and fit, and never stops a run that did not ask for it."""
         name = diagnostic.names[0]
         error: Exception | None = None
+        result: Any = None
         try:
             result = action(view)
         except Exception as caught:  # noqa: BLE001  # reported or raised below, when all processes know
@@ -304,12 +304,10 @@ class DiagnosticCallback(ReportingCallback):
         if view.processes.end(failed=error is not None):
             error = error or FailedElsewhereError()
         if error is not None:
-            if self.on_error == "raise":
-                raise error
-            # rank_zero_warn would keep quiet in the one process that knows the reason.
-            warn = rank_zero_warn if isinstance(error, FailedElsewhereError) else warnings.warn
-            message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
-            self._warn_once(name, message, warn)
+            try:
+                self._tell_failure(name, error, view)
+            finally:
+                error = None  # or this frame, which it holds, would hold it, and all that the measurement had made
             return None
         bad = [key for key, value in (result or {}).items() if math.isnan(value) and key not in diagnostic.explained]
         if bad:
@@ -317,6 +315,20 @@ class DiagnosticCallback(ReportingCallback):
                 name, f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training goes on."
             )
         return result
+
+    def _tell_failure(self, name: str, error: Exception, view: View) -> None:
+        if self.on_error == "raise":
+            raise error
+        message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
+        if isinstance(error, FailedElsewhereError):
+            self._warn_once(name, message)
+            return
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        if view.processes.count > 1:
+            where += f", process {view.processes.rank}"
+        # rank_zero_warn would keep quiet in the one process that knows the reason.
+        self._warn_once(name, f"{message} ({where}; on_error='raise' stops there)", warnings.warn)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -328,7 +340,7 @@ class DiagnosticCallback(ReportingCallback):
     def state_dict(self) -> dict[str, Any]:
         state = {
             "settings": self.settings(),
-            "begun": self._started or self._resumed,
+            "begun": self._begun,
             "ended": self._ended,
             "perturbed": self._known.get("perturbed"),
             "probe": self.probe.state_dict() if self._needs_probe else None,
@@ -358,7 +370,7 @@ class DiagnosticCallback(ReportingCallback):
             self._known["perturbed"] = state_dict["perturbed"]
         self._budget.load_state_dict(state_dict.get("budget", {}))
         self._ended = state_dict.get("ended")
-        self._resumed = state_dict.get("begun", True)
+        self._begun = self._resumed = state_dict.get("begun", True)
 
     def settings(self) -> dict[str, Any]:
         """What the file and the checkpoint say about how the numbers came about."""
@@ -375,10 +387,13 @@ class DiagnosticCallback(ReportingCallback):
             "max_overhead": self.max_overhead,
         }
 
-    @property
-    def _uses_batch_statistics(self) -> bool:
-        """As far as a BatchNorm of the model is in training."""
-        return self.batch_stats or (self.batch_stats is None and any(each.needs_loss for each in self._active))
+    def _uses_batch_statistics(self, pl_module: LightningModule) -> bool:
+        """As far as a BatchNorm of the model is in training, or keeps no other statistics."""
+        return self.batch_stats is not False and (
+            bool(self.batch_stats)
+            or any(each.needs_loss for each in self._active)
+            or any(layer.running_mean is None for layer in batch_norm_layers(pl_module).values())
+        )
 
     @property
     def _needs_probe(self) -> bool:

@@ -4,6 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -128,8 +129,8 @@ class MeasuredFunction:
         except Exception as caught:  # noqa: BLE001  # handed on below, in every process
             error = caught
         finally:
-            around.restore()
             self.trainer.should_stop = should_stop
+            around.restore()  # last: an interrupt that came meanwhile takes effect at its end
         self.processes.agree(lambda: _hand_on(error))
 
     def _sparingly(self, measure: Callable[[], T]) -> T:
@@ -151,11 +152,14 @@ class MeasuredFunction:
         larger = self._batches
         while True:
             smaller = [half for batch in larger for half in batch.halves()]
+            if not self._all_agree(len(smaller) > len(larger)):
+                return False
+            smaller = self._in_step(smaller)
             try:
                 with self._measuring(), torch.no_grad():
-                    same = len(smaller) > len(larger) and self._is_mean_over_samples(larger, smaller)
+                    same = self._is_mean_over_samples(larger, smaller)
             except Exception as error:
-                if not is_out_of_memory(error) or not self._all_agree(len(smaller) > len(larger)):
+                if not is_out_of_memory(error):
                     raise
                 larger = smaller
                 continue
@@ -164,20 +168,27 @@ class MeasuredFunction:
             self._batches = smaller
             return True
 
+    def _in_step(self, batches: list[ProbeBatch]) -> list[ProbeBatch]:
+        """With as many batches as the process that has most, since a step may wait for those of the others."""
+        numbers = torch.zeros(self.processes.count, dtype=torch.int64)
+        numbers[self.processes.rank] = len(batches)
+        missing = int(self.processes.sum(numbers).max()) - len(batches)
+        return batches + [replace(batches[0], counts=False)] * missing
+
     def _is_mean_over_samples(self, larger: Sequence[ProbeBatch], smaller: Sequence[ProbeBatch]) -> bool:
         if with_batch_statistics(self.model):
             return False
-        whole, parts = self._mean_loss_of(larger), self._mean_loss_of(smaller)
+        whole, parts = self._sum_of_losses(larger), self._sum_of_losses(smaller)
         return abs(whole - parts) <= _SAME_LOSS * abs(whole)
+
+    def _sum_of_losses(self, batches: Sequence[ProbeBatch]) -> float:
+        """Over the samples of this process; the loss is also computed where it only keeps step."""
+        losses = [(batch, float(self._loss_of(batch))) for batch in batches]
+        return sum(batch.samples * loss for batch, loss in losses if batch.counts)
 
     def _all_agree(self, here: bool) -> bool:
         """Whether it is so in all processes."""
         return float(self.processes.sum(torch.tensor([float(not here)]))) == 0
-
-    def _mean_loss_of(self, batches: Sequence[ProbeBatch]) -> float:
-        """Of this process's batches, also of those that only keep step."""
-        losses = [batch.samples * float(self._loss_of(batch)) for batch in batches]
-        return sum(losses) / sum(batch.samples for batch in batches)
 
     def _sum_of_parts(self, part: Callable[[], Tensor]) -> Tensor:
         """The sum over all processes of ``part()``; if it fails in one, it fails in all."""

@@ -28,6 +28,8 @@ class _Status(IntEnum):
 
 
 _LENGTH = _Status.SIGNAL + 4
+# Sizes are compared up to multiples of this, so that sums of their squares are exact.
+_MODULUS = 1_000_003
 
 
 def processes_of(trainer: Trainer) -> Processes:
@@ -49,8 +51,10 @@ class TrainerProcesses(Processes):
         self._device = trainer.strategy.root_device
 
     def sum(self, values: Tensor) -> Tensor:
-        self._exchange(_Status.WORKING)
-        return self._add_up(values)
+        moved = values.detach().to(self._device).contiguous()  # before the message: it may fail here alone
+        self._exchange(_Status.WORKING, size=moved.numel())
+        torch.distributed.all_reduce(moved)
+        return moved.to(values.device)
 
     def agree(self, action: Callable[[], T], signals: Sequence[type[Exception]] = ()) -> T:
         error: Exception | None = None
@@ -60,39 +64,51 @@ class TrainerProcesses(Processes):
             if _is_known(caught):  # from an exchange inside of the action
                 raise
             error = caught
-        self._exchange(_status_of(error, signals), error, signals)
+        try:
+            self._exchange(_status_of(error, signals), error, signals)
+        finally:
+            error = None  # or this frame, which it holds, would hold it, and all that the action had made
         return result
 
     def end(self, *, failed: bool) -> bool:
         while True:  # until all have come to their ends: some may still have to hear of the failure of another
-            counts = self._count(_Status.ENDED_BADLY if failed else _Status.ENDED)
+            counts, _ = self._count(_Status.ENDED_BADLY if failed else _Status.ENDED)
             if counts[_Status.ENDED] + counts[_Status.ENDED_BADLY] == self.count:
                 return counts[_Status.ENDED_BADLY] > 0
 
-    def _exchange(self, status: int, error: Exception | None = None, signals: Sequence[type[Exception]] = ()) -> None:
-        """Say how it is here.
+    def _exchange(
+        self, status: int, error: Exception | None = None, signals: Sequence[type[Exception]] = (), *, size: int = 0
+    ) -> None:
+        """Say how it is here, and how many numbers are to be added up next.
 
         Raises:
-            Exception: the gravest of all processes: this one's own, or one that stands for it.
+            Exception: the gravest of all processes: this one's own, or one that stands for it; also if they are about
+                to add up different things, as after a decision that rounding has made differently.
         """
-        gravest = _gravest(self._count(status))
-        if gravest == _Status.WORKING:
+        counts, in_step = self._count(status, size)
+        gravest = _gravest(counts)
+        if gravest == _Status.WORKING and in_step:
             return
+        gravest = max(gravest, _Status.FAILED)
         if error is None or gravest != status:
-            error = signals[gravest - _Status.SIGNAL]() if gravest >= _Status.SIGNAL else _ELSEWHERE[gravest]()
+            meant = dict(enumerate(signals, _Status.SIGNAL))
+            error = meant.get(gravest, _ELSEWHERE.get(gravest, FailedElsewhereError))()
         error.known_to_all = True  # type: ignore[attr-defined]
-        raise error
+        try:
+            raise error
+        finally:
+            error = None
 
-    def _count(self, status: int) -> list[int]:
-        """How many processes are in which state."""
-        counts = torch.zeros(_LENGTH)
-        counts[status] = 1
-        return [int(count) for count in self._add_up(counts)]
-
-    def _add_up(self, values: Tensor) -> Tensor:
-        moved = values.detach().to(self._device).contiguous()
-        torch.distributed.all_reduce(moved)
-        return moved.to(values.device)
+    def _count(self, status: int, size: int = 0) -> tuple[list[int], bool]:
+        """How many processes are in which state, and whether all have the same size to add up."""
+        size %= _MODULUS
+        message = torch.zeros(_LENGTH + 2, dtype=torch.int64, device=self._device)
+        message[status] = 1
+        message[_LENGTH], message[_LENGTH + 1] = size, size**2
+        torch.distributed.all_reduce(message)
+        *counts, sizes, squares = (int(value) for value in message.cpu())
+        # A mean and a mean square that are those of every one: all are equal.
+        return counts, (sizes, squares) == (self.count * size, self.count * size**2)
 
 
 _ELSEWHERE: dict[int, type[FailedElsewhereError]] = {

@@ -114,3 +114,16 @@ class ReportingCallback(HostCallback):
         except Exception as error:  # noqa: BLE001  # reported, or raised
             self._warn_of(f"The file or the checkpoint has nothing about {self.prefix}/{diagnostic.names[0]}", error)
             return {}
+
+    def _warn_of_namesakes(self, trainer: Trainer) -> None:
+        """Lightning logs the mean of two values with one name: harmless only if they are equal."""
+        names = {name for diagnostic in self._diagnostics for name in diagnostic.names}
+        for other in self._all_of(trainer):
+            if other is not self and other.prefix == self.prefix:
+                shared = names & {name for diagnostic in other._diagnostics for name in diagnostic.names}
+                ours, theirs = self.settings(), other.settings()
+                if shared and any(ours[key] != theirs[key] for key in (ours.keys() & theirs.keys()) - {"callback"}):
+                    rank_zero_warn(
+                        f"{type(self).__name__} and {type(other).__name__} measure {self.prefix}/{min(shared)} with "
+                        "different arguments, and their mean is logged. Give one of them another prefix=."
+                    )

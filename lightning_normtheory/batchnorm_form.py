@@ -114,6 +114,8 @@ def batchnorm_network(model: nn.Module) -> BatchNormNetwork | str:
     norms = list(batch_norm_layers(model).values())
     if len(norms) != 1:
         return f"it has {len(norms)} BatchNorm layers, not one"
+    if isinstance(norms[0], nn.SyncBatchNorm):
+        return "its BatchNorm is synchronised between processes"
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if len(linear) != 2:
         return f"it has {len(linear)} Linear layers, not two"

@@ -112,7 +112,7 @@ class LossHessian:
         parameters: θ by name.
         losses: for each batch a function that returns its mean loss and its number of samples.
         memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` builds it again, batch by batch,
-            for each. Where the device runs out of memory, the first becomes the second.
+            for each. Where the device runs out of memory, the first becomes the second, unless there is an exchange.
         exchange: ``exchange(part)`` returns the sum over all processes of what ``part()`` is in each.
     """
 
@@ -129,7 +129,7 @@ class LossHessian:
         self.space = FlatParameters(parameters)
         self._losses = losses
         self._memory = memory
-        self._exchange = exchange or (lambda part: part())
+        self._exchange, self._exchanges = exchange or (lambda part: part()), exchange is not None
         self._weights = EffectiveWeights()
         self._graphs: list[_GradientGraph] = []
         # This process's part of ∂L/∂w for each effective weight: what ∇²w is contracted with.
@@ -183,7 +183,8 @@ class LossHessian:
         except DifferentiatedInside:
             self._weights.composed = True
         except Exception as error:
-            if self._memory == "low" or not is_out_of_memory(error):
+            # Several processes take to less memory together, or not at all: whoever exchanges decides.
+            if self._exchanges or self._memory == "low" or not is_out_of_memory(error):
                 raise
             self._memory = "low"
         # Not in an except clause: there the traceback still holds the last graph.

@@ -13,7 +13,8 @@ __all__ = ["uninterrupted"]
 def uninterrupted() -> Iterator[None]:
     """Inside, Ctrl+C is noted, and takes effect at the end of the block. For short blocks.
 
-    Only the main thread is ever interrupted, and only where python handles the signal.
+    Only the main thread is ever interrupted, and only where python handles the signal. A handler that a library in C
+    has put over python's is not known here. An interrupt just before the block is not held.
 
     Example:
         >>> done = []

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from lightning_normtheory.interrupts import uninterrupted
+
 __all__ = ["isolated_rng"]
 
 
@@ -45,9 +47,10 @@ def isolated_rng(seed: int = 0) -> Iterator[None]:
             torch.cuda.manual_seed_all(seed)
         yield
     finally:
-        random.setstate(python_state)
-        if numpy_random is not None:
-            numpy_random.set_state(numpy_state)
-        torch.random.set_rng_state(torch_state)
-        if cuda_states:
-            torch.cuda.set_rng_state_all(cuda_states)
+        with uninterrupted():
+            random.setstate(python_state)
+            if numpy_random is not None:
+                numpy_random.set_state(numpy_state)
+            torch.random.set_rng_state(torch_state)
+            if cuda_states:
+                torch.cuda.set_rng_state_all(cuda_states)

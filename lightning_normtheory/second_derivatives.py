@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 
 from lightning_normtheory.graphs import nodes, refuse_reentrant_checkpoints
+from lightning_normtheory.memory import is_out_of_memory
 
 __all__ = [
     "SecondDerivativeError",
@@ -64,7 +65,7 @@ def refuse_wrong_second_derivatives(loss: Tensor) -> None:
 
 def explain_second_derivative(loss: Tensor, error: RuntimeError) -> RuntimeError:
     """The error that autograd raised, with what is known about its origin."""
-    if "out of memory" in str(error) or "inplace operation" in str(error):
+    if is_out_of_memory(error) or "inplace operation" in str(error):
         return error
     own = sorted({node.name() for node in nodes(loss) if hasattr(node, "_forward_cls")})
     suspects = f" Functions of your own in its graph: {', '.join(own)}." if own else ""

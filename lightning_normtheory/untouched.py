@@ -92,7 +92,8 @@ def _of_the_first(own: _Buffers, processes: Processes) -> _Buffers:
     if float(processes.sum((first != form).float())) > 0:
         return own
     theirs: dict[int, Tensor] = {}
-    for dtype in {_exchanged_as(buffer.dtype) for buffer in unique.values()}:
+    # In the order of the model: that of a set of dtypes is another in every process.
+    for dtype in dict.fromkeys(_exchanged_as(buffer.dtype) for buffer in unique.values()):
         some = {key: buffer for key, buffer in unique.items() if _exchanged_as(buffer.dtype) == dtype}
         flat = torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in some.values()])
         # A sum to which the others add nothing.
@@ -103,7 +104,7 @@ def _of_the_first(own: _Buffers, processes: Processes) -> _Buffers:
 
 
 def _exchanged_as(dtype: torch.dtype) -> torch.dtype:
-    """A dtype that every backend adds up, and that holds all values of the given one."""
+    """A dtype that backends add up, and that holds all values of the given one."""
     narrow = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
     return narrow.get(dtype, dtype)
 

@@ -142,7 +142,7 @@ def _judged(measured: dict[int, dict[str, float]], faults: list[Fault], main: di
                 found.append(f"{fault}: {name} is {value!r}, not {expected!r}")
     last = measured.get(len(faults) + 1, {})
     for name in main.values():
-        if abs(last.get(f"normtheory/{name}", math.nan) - measured[0][f"normtheory/{name}"]) > 1e-6:
+        if not abs(last.get(f"normtheory/{name}", math.nan) - measured[0][f"normtheory/{name}"]) <= 1e-6:
             found.append(f"{name} has not recovered")
     return Outcome(len(faults) * len(main), tuple(found))
 

@@ -18,7 +18,7 @@ QUICK = {
     "2 processes, unused parameters",
     "2 processes, float32",
     "2 processes, gradient accumulation",
-    "torchrun",
+    "torchrun from a script, BatchNorm",
 }
 QUICK_FAULTS = {"2 processes, one fails, WeightNorm"}
 QUICK_RUNS = {"4 processes, training undisturbed", "2 processes, resumed"}
