@@ -3,11 +3,9 @@
 import math
 import re
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pytorch_lightning import LightningModule, Trainer
@@ -197,8 +195,8 @@ class DiagnosticCallback(ReportingCallback):
         self._conclude(trainer)
         if self._resumed and not self._started and self._missed_the_end(trainer) and self._is_due(self._ended or 0):
             rank_zero_warn(
-                f"{type(self).__name__} has not measured epoch {self._ended}: the checkpoint is from its last step, before"
-                " the measurement, and no epoch was left in which to make up for it. Resume with a larger max_epochs."
+                f"{type(self).__name__} has not measured epoch {self._ended}: the checkpoint is from its last step,"
+                " before the measurement, and no epoch is left in which to make up for it. Raise max_epochs."
             )
         # Lightning skips a fit without batches, and with it every hook between on_fit_start and this one.
         if self._needs_probe and trainer.num_training_batches == 0 and trainer.limit_train_batches != 0:
@@ -305,7 +303,7 @@ class DiagnosticCallback(ReportingCallback):
             error = error or FailedElsewhereError()
         if error is not None:
             try:
-                self._tell_failure(name, error, view)
+                self._tell_failure(name, error, view.processes)
             finally:
                 error = None  # or this frame, which it holds, would hold it, and all that the measurement had made
             return None
@@ -315,20 +313,6 @@ class DiagnosticCallback(ReportingCallback):
                 name, f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training goes on."
             )
         return result
-
-    def _tell_failure(self, name: str, error: Exception, view: View) -> None:
-        if self.on_error == "raise":
-            raise error
-        message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
-        if isinstance(error, FailedElsewhereError):
-            self._warn_once(name, message)
-            return
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        if view.processes.count > 1:
-            where += f", process {view.processes.rank}"
-        # rank_zero_warn would keep quiet in the one process that knows the reason.
-        self._warn_once(name, f"{message} ({where}; on_error='raise' stops there)", warnings.warn)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,9 @@
 """What a callback says: to the loggers, into the file, and in warnings."""
 
+import traceback
+import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pytorch_lightning import LightningModule, Trainer
@@ -11,6 +14,7 @@ from lightning_normtheory.callbacks.conclusion import conclude
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.host import HostCallback
 from lightning_normtheory.callbacks.progress import clear_line
+from lightning_normtheory.processes import FailedElsewhereError, Processes
 from lightning_normtheory.snapshot import Snapshot
 
 __all__ = ["ReportingCallback"]
@@ -78,6 +82,21 @@ class ReportingCallback(HostCallback):
             self._warned.add(key)
             clear_line()
             warn(message)
+
+    def _tell_failure(self, name: str, error: Exception, processes: Processes) -> None:
+        """Of a diagnostic, once, by the process that knows the reason; or raise it."""
+        if self.on_error == "raise":
+            raise error
+        message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
+        if isinstance(error, FailedElsewhereError):
+            self._warn_once(name, message)
+            return
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        if processes.count > 1:
+            where += f", process {processes.rank}"
+        # rank_zero_warn would keep quiet in the one process that knows the reason.
+        self._warn_once(name, f"{message} ({where}; on_error='raise' stops there)", warnings.warn)
 
     def _metric_name(self, name: str) -> str:
         layer = name.removeprefix("layers/")
