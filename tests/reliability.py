@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import platform
+import re
 import signal
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from outcome import Outcome
 
 PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
 MARKERS = ("<!-- table -->", "<!-- end -->")
+NONE = "No differences."
 FEW = 3  # cases of each part, with --quick
 
 
@@ -214,21 +216,32 @@ def run_all(cases: Sequence[Case], jobs: int) -> list[Result]:
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
+def different(title: str, own: Sequence[Result]) -> list[str]:
+    return [f"- {title}, {each.case.name}: {words}" for each in own for words in each.outcome.differences]
+
+
+def row(title: str, own: Sequence[Result]) -> str:
+    compared, seconds = sum(result.outcome.compared for result in own), sum(result.seconds for result in own)
+    return f"| {title} | {len(own)} | {compared:,} | {len(different(title, own))} | {seconds / 60:.1f} |"
+
+
+def note(title: str, own: Sequence[Result]) -> str:
+    return f"### {title.capitalize()}\n\n{ABOUT[title](list(own))}"
+
+
 def table(chosen: Mapping[str, Part], results: Sequence[Result], command: str) -> str:
     """What was run and found, as Markdown."""
     rows = ["| part | cases | values compared | differences | minutes |", "|---|---|---|---|---|"]
     notes, differences = [], []
     for title in chosen:
         own = [result for result in results if result.case.title == title]
-        found = [f"- {title}, {each.case.name}: {words}" for each in own for words in each.outcome.differences]
-        compared, seconds = sum(result.outcome.compared for result in own), sum(result.seconds for result in own)
-        rows.append(f"| {title} | {len(own)} | {compared:,} | {len(found)} | {seconds / 60:.1f} |")
-        differences += found
+        rows.append(row(title, own))
+        differences += different(title, own)
         if title in ABOUT:
-            notes.append(f"### {title.capitalize()}\n\n{ABOUT[title](own)}")
+            notes.append(note(title, own))
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "pytorch-lightning"))
     notes.append(f"`{command}` with {versions}, Python {platform.python_version()}.")
-    return "\n\n".join(["\n".join(rows), "\n".join(differences) or "No differences.", *notes])
+    return "\n\n".join(["\n".join(rows), "\n".join(differences) or NONE, *notes])
 
 
 def put_into(page: str, text: str) -> str:
@@ -238,22 +251,38 @@ def put_into(page: str, text: str) -> str:
     return f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{after}"
 
 
+def put_part_into(page: str, title: str, own: Sequence[Result], titles: Iterable[str]) -> str:
+    """The page with the row, the differences and the note of one part anew."""
+    lines = [line for line in page.splitlines() if not line.startswith((f"- {title}, ", NONE))]
+    place = next(i for i, line in enumerate(lines) if line.startswith(f"| {title} |"))
+    lines[place] = row(title, own)
+    end = next(i for i in range(place, len(lines)) if not lines[i].startswith("|"))
+    others = any(line.startswith(tuple(f"- {each}, " for each in titles)) for line in lines)
+    lines[end:end] = ["", *(different(title, own) or ([] if others else [NONE])), ""]
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+    old = rf"### {title.capitalize()}\n\n.*?(?=\n\n(?:###|`python))"
+    return re.sub(old, lambda _: note(title, own), text, flags=re.DOTALL) if title in ABOUT else text
+
+
 def main(arguments: Sequence[str] = (), chosen: Mapping[str, Part] | None = None, page: Path = PAGE) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=300, help="how many random models (300)")
     parser.add_argument("--jobs", type=int, default=2, help="how many cases at a time (2)")
-    parser.add_argument("--only", choices=chosen or parts(0, 0), help="one part; the page is left as it is")
+    parser.add_argument("--only", choices=chosen or parts(0, 0), help="one part, whose row alone is written anew")
     parser.add_argument("--quick", action="store_true", help="a few cases of each part; the page is left as it is")
     options = parser.parse_args(arguments)
     os.environ.update(OMP_NUM_THREADS="1", WANDB_MODE="offline", WANDB_SILENT="true")
     chosen = chosen or parts(options.models, 12 if options.quick else 200)
+    titles = list(chosen)
     if options.only is not None:
         chosen = {options.only: chosen[options.only]}
     results = run_all(find_cases(chosen, options.quick), options.jobs)
     text = table(chosen, results, " ".join(["python tests/reliability.py", *arguments]))
     print(f"\n{text}")
-    if not options.quick and options.only is None:
-        page.write_text(put_into(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+    if not options.quick:
+        before = page.read_text(encoding="utf-8")
+        after = put_part_into(before, options.only, results, titles) if options.only else put_into(before, text)
+        page.write_text(after, encoding="utf-8")
     return int(any(result.outcome.differences for result in results))
 
 

@@ -110,7 +110,7 @@ class Checks:
         self.close("ntk_lambda_max", high)
         self.close("ntk_lambda_min_floor", (EPS + len(kernel) * EPS) * high)
         condition = self.row["ntk_condition_number"]
-        self.row.holds("ntk_condition_number", abs(1 / condition - low / high) <= CLOSE, f"{high / low} or infinite")
+        self.row.holds("ntk_condition_number", abs(1 / condition - low / high) <= CLOSE, f"{high}/{low}, or infinite")
         self.close("ntk_effective_rank", float(kernel.trace() ** 2 / kernel.square().sum()))
         self.close("ntk_samples", n)
         changes = [float((each["kernel"] - first).norm() / first.norm()) for each in history[1:]]

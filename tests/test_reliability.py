@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outcome import Outcome
-from reliability import MARKERS, PAGE, Part, find_cases, main, parts, put_into
+from reliability import ABOUT, MARKERS, PAGE, Part, find_cases, main, parts, put_into
 
 
 def fine(folder: Path) -> Outcome:
@@ -89,6 +89,26 @@ def test_a_part_of_the_cases_leaves_the_page_as_it_is(page):
     chosen = {"numbers": Part(__name__, "number", range(100)), "broken": Part(__name__, "BROKEN")}
     assert main(["--quick", "--only", "numbers"], chosen, page) == 0
     assert page.read_text() == before
+
+
+def test_one_part_writes_its_own_row_anew(page, monkeypatch):
+    monkeypatch.setitem(ABOUT, "changing", lambda results: f"{len(results)} of them.")
+    fixed, broken = Part(__name__, "FINE"), Part(__name__, "BROKEN")
+    others = {"numbers": Part(__name__, "number", [3, 4])}
+    assert main([], {"changing": broken, **others}, page) == 1
+    assert main(["--only", "changing"], {"changing": fixed, **others}, page) == 0
+    text = page.read_text()
+    assert table_rows(text) == {"changing": ["2", "10", "0"], "numbers": ["2", "7", "0"]}
+    assert text.count("No differences.") == 1
+    assert "2 of them." in text
+    assert "4 of them." not in text
+    assert main(["--only", "changing"], {"changing": broken, **others}, page) == 1
+    text = page.read_text()
+    assert table_rows(text)["changing"] == ["4", "12", "3"]
+    assert text.count("- changing, differs: 2 is not 3") == 1
+    assert "No differences." not in text
+    assert text.startswith("Before.\n\n")
+    assert text.endswith("\n\nAfter.\n")
 
 
 def test_a_few_cases_are_from_the_whole_range():

