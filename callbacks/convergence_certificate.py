@@ -146,7 +146,11 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         """L⁺/L per step of the optimizer, the geometric mean since the last measurement."""
         loss, step = view.rsc.loss, view.trainer.global_step
         last, self._last = self._last, (loss, step)
-        if last is None or last[0] <= 0 or loss < 0 or step <= last[1]:
+        if last is None or step <= last[1]:
+            return {}
+        if not (math.isfinite(last[0]) and math.isfinite(loss)):
+            return {_MEASURED: math.nan}
+        if last[0] <= 0 or loss < 0:
             return {}
         return {_MEASURED: (loss / last[0]) ** (1 / (step - last[1]))}
 

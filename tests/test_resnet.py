@@ -156,7 +156,8 @@ def fit_rates(epochs, *callbacks, ckpt_path=None, **options):
 
 
 ends_epochs_once = pytest.mark.skipif(
-    pl.__version__.startswith("2.4."), reason="Lightning 2.4 ends the epoch again, and takes another step of the schedule"
+    pl.__version__.startswith("2.4."),
+    reason="Lightning 2.4 ends the epoch again, and takes another step of the schedule",
 )
 
 
