@@ -15,6 +15,7 @@ from lightning_normtheory.callbacks.budget import TimeBudget
 from lightning_normtheory.callbacks.diagnostic import Diagnostic
 
 from lit import Classifier, loader, rows, trainer
+from resume_cases import LAST_STEPS
 
 BATCHES = 5  # of an epoch, each of which takes two seconds
 NOW = SimpleNamespace(seconds=0.0)
@@ -239,7 +240,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch(tmp_path):
     callback, resumed = SlowTheory(4.0, max_overhead=0.25), Count()
     fit(callback, epochs=2, others=[resumed], checkpoint=path, default_root_dir=tmp_path / "resumed")
     # Lightning 2.4 trains the batch after which the checkpoint was written once more.
-    assert resumed.batches in (2, 3)
+    assert resumed.batches == (2 if LAST_STEPS else 3)
     assert callback.state_dict()["budget"] == {"training": 16.0 + 2.0 * resumed.batches, "spent": 4.0, "last": 4.0}
 
 
