@@ -24,6 +24,7 @@ from outcome import Outcome
 
 # A deadlock becomes an error after this time.
 PATIENCE = timedelta(seconds=120)
+BATCH = 8
 SAMPLES = 52  # uneven batches, none of a single sample, in any number of processes
 
 
@@ -99,7 +100,7 @@ class Still(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.0)
 
 
-def data(n: int = SAMPLES, batch_size: int = 8, seed: int = 0, dtype: torch.dtype = torch.float64) -> DataLoader:
+def data(n: int = SAMPLES, batch_size: int = BATCH, seed: int = 0, dtype: torch.dtype = torch.float64) -> DataLoader:
     x, y = tensors(n, seed)
     return DataLoader(TensorDataset(x.to(dtype), y), batch_size)
 
@@ -117,7 +118,7 @@ def measured(
     net: str,
     *,
     loss: str = "square",
-    batch_size: int = 8,
+    batch_size: int = BATCH,
     dtype: torch.dtype = torch.float64,
     ddp: Mapping[str, Any] | None = None,
     callback: Mapping[str, Any] | None = None,

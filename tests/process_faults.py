@@ -23,7 +23,7 @@ from lightning_normtheory.ticks import listening
 
 from lit import rows, trainer
 from outcome import Outcome
-from process_cases import Still, data, strategy
+from process_cases import BATCH, SAMPLES, Still, data, strategy
 
 MAIN: dict[type[Diagnostic], str] = {
     MinWeightNormDiagnostic: "min_weight_norm",
@@ -97,10 +97,12 @@ def faults_of(main: dict[type[Diagnostic], str], devices: int) -> list[Fault]:
     for number, diagnostic in enumerate(main):
         places: tuple[str | int, ...] = ("before", "after")
         if diagnostic in RECOVERS:
-            places += (1, 2, 3)
+            # A tick for each batch of a process, of which there are fewer in many processes.
+            ticks = -(-SAMPLES // BATCH) // devices if diagnostic is RSCRatioDiagnostic else 3
+            places += tuple(range(1, min(ticks, 3) + 1))
         made += [Fault(diagnostic, place, RuntimeError, (number + i) % devices) for i, place in enumerate(places)]
         if diagnostic in RECOVERS:
-            made += [Fault(diagnostic, place, MemoryError, (number + place) % devices) for place in (1, 2)]
+            made += [Fault(diagnostic, 1, MemoryError, rank) for rank in range(min(devices, 2))]
     return made
 
 
