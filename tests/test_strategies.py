@@ -47,8 +47,8 @@ def test_processes_that_are_not_connected_are_refused():
 
 
 def test_one_process_and_other_stages_are_no_matter():
-    NormTheory().setup(trainer_of(SingleDeviceStrategy), Classifier("wn"), "fit")
-    NormTheory().setup(trainer_of(FSDPStrategy, 2), Classifier("wn"), "validate")
+    for strategy, world_size, stage in ((SingleDeviceStrategy, 1, "fit"), (FSDPStrategy, 2, "validate")):
+        assert NormTheory().setup(trainer_of(strategy, world_size), Classifier("wn"), stage) is None
 
 
 class Synchronised(Classifier):
@@ -60,6 +60,7 @@ class Synchronised(Classifier):
 def start(callback, world_size):
     fit = SimpleNamespace(world_size=world_size, callbacks=[callback], strategy=None)
     callback.on_fit_start(fit, Synchronised())
+    return [diagnostic.names[0] for diagnostic in callback._active]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -72,7 +73,7 @@ def test_synchronised_batch_statistics_are_refused(callback, batch_stats):
 
 @pytest.mark.filterwarnings("ignore")
 def test_synchronised_layers_with_running_statistics_are_accepted():
-    start(NormTheory(batch_stats=False), 2)
-    start(NTKLeastEigenvalue(), 2)  # which uses them by itself
-    start(MinWeightNorm(), 2)
-    start(NormTheory(), 1)  # alone it is a BatchNorm like any other
+    assert "rsc_ratio" in start(NormTheory(batch_stats=False), 2)
+    assert start(NTKLeastEigenvalue(), 2) == ["ntk_lambda_min"]  # which uses them by itself
+    assert start(MinWeightNorm(), 2) == ["min_weight_norm"]
+    assert "rsc_ratio" in start(NormTheory(), 1)  # alone it is a BatchNorm like any other
