@@ -15,13 +15,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a process 
 MODEL = next(iter(MODELS))
 
 
-@pytest.mark.parametrize("model", MODELS)
+def first_of(names):
+    """One of each kind in the default run; all are in python tests/reliability.py, too."""
+    first, *others = names
+    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
+
+
+@pytest.mark.parametrize("model", first_of(MODELS))
 def test_no_epoch_leaves_anything_behind_and_training_is_that_of_the_bare_run(tmp_path, model):
     outcome, _ = soak_one("epochs", model, 15, tmp_path)
     assert outcome == (15 * (len(COUNTED) + 1), ())
 
 
-@pytest.mark.parametrize("callbacks", ["the same callbacks", "new callbacks"])
+@pytest.mark.parametrize("callbacks", first_of(["the same callbacks", "new callbacks"]))
 def test_no_fit_leaves_anything_behind(tmp_path, callbacks):
     outcome, _ = soak_one(callbacks, MODEL, 8, tmp_path)
     assert outcome == (8 * len(COUNTED), ())
