@@ -1,5 +1,6 @@
 """Nothing grows in long runs, and what would grow is found."""
 
+import mmap
 import sys
 import threading
 import warnings
@@ -52,7 +53,9 @@ class Leaking(pl.Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         waiting = threading.Thread(target=self.end.wait)
         waiting.start()
-        self.kept += [Path("leak").open("w"), torch.zeros(1), bytearray(2**20), waiting]  # noqa: SIM115
+        pages = mmap.mmap(-1, 2**20)  # not from what the process has freed before
+        pages.write(b"x" * 2**20)
+        self.kept += [Path("leak").open("w"), torch.zeros(1), pages, waiting]  # noqa: SIM115
         pl_module.register_forward_hook(lambda *_: None)
         warnings.filterwarnings("ignore", message=f"number {len(self.kept)}")
 
