@@ -23,10 +23,12 @@ MARGIN = 48 << 20  # bytes: less than twelve vectors of Lanczos, more than a tra
 def start(folder: Path, options: dict[str, Any], **environment: str) -> subprocess.Popen:
     """This script in a folder."""
     folder.mkdir(exist_ok=True)
+    # Not with the service that W&B's client may have started for this process: it knows another server.
+    inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
     return subprocess.Popen(
         [sys.executable, str(HERE / "fault_process.py"), json.dumps(options)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**inherited, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
