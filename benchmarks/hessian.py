@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from benchmarks.peers import PEERS, installed
 from benchmarks.timing import Timed, in_gradients, timed
 from lightning_normtheory import hessian_operator, hessian_top_eigenvalue
-from lightning_normtheory.eigensolvers import lanczos
+from lightning_normtheory.linalg.eigensolvers import lanczos
 from lightning_normtheory.recipes.datasets import FashionMNISTSlice
 
 __all__ = ["CASES", "comparison_table", "cost_table"]

@@ -20,7 +20,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from benchmarks.peers import installed
 from benchmarks.timing import in_gradients, timed
 from lightning_normtheory import empirical_ntk
-from lightning_normtheory.spectrum import largest_eigenvalue, smallest_eigenvalue
+from lightning_normtheory.linalg.spectrum import largest_eigenvalue, smallest_eigenvalue
 
 __all__ = ["CASES", "cost_table", "scaling_table", "spectrum_table"]
 

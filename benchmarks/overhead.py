@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.timing import timed
 from lightning_normtheory.callbacks import NormTheory
-from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.recipes.models import WeightNormMLP
 
 __all__ = ["STEPS", "table"]

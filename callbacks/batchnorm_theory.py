@@ -6,16 +6,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_normtheory.batchnorm import batchnorm_factors
-from lightning_normtheory.batchnorm_bounds import BatchNormTheorem, batchnorm_theorem
-from lightning_normtheory.batchnorm_form import BatchNormForm, BatchNormNetwork, batchnorm_network
-from lightning_normtheory.batchnorm_margin import batchnorm_margin
-from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import SAMPLE_SETTINGS, Diagnostic, NotApplicable
-from lightning_normtheory.callbacks.measured_function import BatchFunction
-from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.view import View
-from lightning_normtheory.layers import batch_norm_layers, public_name
+from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.function import BatchFunction
+from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.model.layers import batch_norm_layers, public_name
+from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_theorem
+from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
+from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, BatchNormNetwork, batchnorm_network
+from lightning_normtheory.theorems.papers.bn_margin import batchnorm_margin
 
 __all__ = ["BatchNormTheory"]
 

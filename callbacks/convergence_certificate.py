@@ -6,32 +6,33 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
-from lightning_normtheory.callbacks.measured_function import BatchFunction
-from lightning_normtheory.callbacks.messages import say
-from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.view import View
-from lightning_normtheory.certificate import (
+from lightning_normtheory.architecture.chain import Chain, Link
+from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
+from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.function import BatchFunction
+from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.callbacks.output.messages import say
+from lightning_normtheory.linalg.spectrum import spectral_norm
+from lightning_normtheory.norms.units import min_weight_norm
+from lightning_normtheory.ntk.result import TangentKernel
+from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
+from lightning_normtheory.theorems.applicability import check_theorems, why_not_batchnorm
+from lightning_normtheory.theorems.descent import (
     Condition,
     Descent,
-    Local,
-    descent,
+    LossState,
     dgm_condition,
+    guaranteed_step,
     ntk_condition,
     rsc_condition,
 )
-from lightning_normtheory.chain import Chain, Link
-from lightning_normtheory.infinite_width import DGMForm
-from lightning_normtheory.known_losses import KnownLoss
-from lightning_normtheory.rsc_constants import ntk_lower_bound, rsc_constants, rsc_radii
-from lightning_normtheory.rsc_constants import rsc_condition as papers_condition
-from lightning_normtheory.setting import Setting
-from lightning_normtheory.spectrum import spectral_norm
-from lightning_normtheory.tangent_kernel import TangentKernel
-from lightning_normtheory.theorems import TheoremStatus, check_theorems, theorem_table, why_not_batchnorm
-from lightning_normtheory.weight_norms import min_weight_norm
-from lightning_normtheory.weightnorm_constants import weightnorm_constants
+from lightning_normtheory.theorems.losses import KnownLoss
+from lightning_normtheory.theorems.papers.dgm import DGMForm
+from lightning_normtheory.theorems.papers.rsc import ntk_lower_bound, rsc_constants, rsc_radii
+from lightning_normtheory.theorems.papers.rsc import rsc_condition as papers_condition
+from lightning_normtheory.theorems.papers.wn import weightnorm_constants
+from lightning_normtheory.theorems.problem import Problem
 
 __all__ = ["ConvergenceCertificate"]
 
@@ -63,15 +64,15 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._last = (view.loss, view.trainer.global_step)
 
     def _look(self, view: View) -> None:
-        setting, form = view.setting, view.dgm_form(self._samples)
+        problem, form = view.problem, view.dgm_form(self._samples)
         self._dgm = form if isinstance(form, DGMForm) else None
         self._theorems = check_theorems(
-            setting,
+            problem,
             dgm="" if self._dgm else str(form),
             batchnorm=why_not_batchnorm(view.batchnorm_form(self._samples), view.targets(self._samples)),
         )
-        if isinstance(setting.chain, Chain) and not self._initial:
-            self._initial = [link.affine.weight.detach().cpu().clone() for link in _followed(setting.chain)]
+        if isinstance(problem.chain, Chain) and not self._initial:
+            self._initial = [link.affine.weight.detach().cpu().clone() for link in _followed(problem.chain)]
         # Where the loss is no number, nothing is known of it: look again.
         self._looked = math.isfinite(view.mean_loss)
         if self._looked:
@@ -85,19 +86,19 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     def measure(self, view: View) -> dict[str, float]:
         if not self._looked:
             self._look(view)  # of an iterable dataset, or after a start without a loss
-        setting, loss = view.setting, view.setting.loss
-        metrics, conditions = self._radii(setting), {}
+        problem, loss = view.problem, view.problem.loss
+        metrics, conditions = self._radii(problem), {}
         if isinstance(loss, KnownLoss) and loss.is_square:
-            local = Local(view.rsc.loss, view.rsc.grad_norm_sq, loss.scale, setting.x_norm)
-            found = _descent(setting, local)
+            local = LossState(view.rsc.loss, view.rsc.grad_norm_sq, loss.scale, problem.x_norm)
+            found = _descent(problem, local)
             if found is not None:
-                metrics.update(_constants(found, local, view.plain_learning_rate, setting))
+                metrics.update(_constants(found, local, view.plain_learning_rate, problem))
                 conditions["rsc"] = rsc_condition(found)
-                metrics.update(self._papers_constants(view, setting, metrics))
+                metrics.update(self._papers_constants(view, problem, metrics))
             kernel = _full_kernel(view, self._samples)
             if kernel is not None:
                 conditions.update(self._kernel_conditions(kernel))
-                metrics.update(_compared(kernel, setting.outputs, loss.scale))
+                metrics.update(_compared(kernel, problem.outputs, loss.scale))
         for name, condition in conditions.items():
             metrics[f"{_NAME}_{name}"] = float(condition.holds)
             metrics[f"{_NAME}_{name}_margin"] = condition.margin
@@ -112,9 +113,9 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             conditions[regime] = dgm_condition(self._dgm, kernel.lambda_min)
         return conditions
 
-    def _radii(self, setting: Setting) -> dict[str, float]:
+    def _radii(self, problem: Problem) -> dict[str, float]:
         """How far the weights are from where they began: ρ in the spectral norm, ρ₁ at the output."""
-        chain = setting.chain
+        chain = problem.chain
         if isinstance(chain, str) or len(_followed(chain)) != len(self._initial):
             return {}
         *hidden, head = (link.affine.weight.cpu() - start for link, start in zip(_followed(chain), self._initial))
@@ -123,13 +124,13 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             radii["rho"] = max(map(spectral_norm, hidden), default=0.0)
         return radii
 
-    def _papers_constants(self, view: View, setting: Setting, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _papers_constants(self, view: View, problem: Problem, metrics: Mapping[str, float]) -> dict[str, float]:
         """The constants as the papers have them, where the network is the paper's own."""
-        own = setting.has_weight_norm_form, setting.has_rsc_form
+        own = problem.has_weight_norm_form, problem.has_rsc_form
         targets = view.target_matrix if any(own) else None
-        if targets is None or isinstance(setting.chain, str) or "rho_1" not in metrics:
+        if targets is None or isinstance(problem.chain, str) or "rho_1" not in metrics:
             return {}
-        chain, (phi,) = setting.chain, setting.activations
+        chain, (phi,) = problem.chain, problem.activations
         shared = {
             "depth": chain.depth,
             "width": chain.links[0].affine.size,
@@ -190,16 +191,16 @@ def _followed(chain: Chain) -> tuple[Link, ...]:
     return links[-1:] if _has_weight_norm(chain) else links
 
 
-def _descent(setting: Setting, local: Local) -> Descent | None:
+def _descent(problem: Problem, local: LossState) -> Descent | None:
     """The best step that is guaranteed; ``None`` where nothing is: no chain, no smooth activations, no loss left."""
-    chain = setting.chain
-    if isinstance(chain, str) or any(math.isinf(phi.smoothness) for phi in setting.activations):
+    chain = problem.chain
+    if isinstance(chain, str) or any(math.isinf(phi.smoothness) for phi in problem.activations):
         return None
     usable = local.loss > 0 and all(map(math.isfinite, local))
-    return descent(chain, local) if usable else None
+    return guaranteed_step(chain, local) if usable else None
 
 
-def _constants(found: Descent, local: Local, rate: float | None, setting: Setting) -> dict[str, float]:
+def _constants(found: Descent, local: LossState, rate: float | None, problem: Problem) -> dict[str, float]:
     metrics = {
         f"{_NAME}_alpha": found.constants.alpha,
         f"{_NAME}_beta": found.constants.beta,
@@ -210,8 +211,8 @@ def _constants(found: Descent, local: Local, rate: float | None, setting: Settin
         f"{_NAME}_lipschitz_bound": found.network.lipschitz,
         f"{_NAME}_rate": found.rate(local.ratio),
     }
-    if rate is not None and isinstance(setting.chain, Chain):
-        own = descent(setting.chain, local, rate)
+    if rate is not None and isinstance(problem.chain, Chain):
+        own = guaranteed_step(problem.chain, local, rate)
         metrics[f"{_NAME}_omega"] = own.omega
         if own.omega < 2:
             metrics[f"{_NAME}_own_rate"] = own.rate(local.ratio)
@@ -220,7 +221,7 @@ def _constants(found: Descent, local: Local, rate: float | None, setting: Settin
 
 def _full_kernel(view: View, samples: int) -> TangentKernel | None:
     """The kernel of all outputs: the theory's condition is about no other. With k outputs, of samples/k samples."""
-    outputs = view.setting.outputs
+    outputs = view.problem.outputs
     if outputs == 1:
         return view.tangent_kernel(samples, "trace")
     return view.tangent_kernel(max(samples // outputs, 1), "full") if outputs <= samples else None

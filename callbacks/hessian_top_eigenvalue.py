@@ -8,16 +8,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import Diagnostic
-from lightning_normtheory.callbacks.measured_function import BatchFunction
-from lightning_normtheory.callbacks.messages import warn
-from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.view import View
-from lightning_normtheory.edge_of_stability import edges_of_stability
-from lightning_normtheory.flat import FlatParameters
-from lightning_normtheory.hessian import LossHessian, Memory
-from lightning_normtheory.top_eigenvalue import Eigenpair, Method, check_options, leading_eigenpairs
+from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.function import BatchFunction
+from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.callbacks.output.messages import warn
+from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
+from lightning_normtheory.hessian.eigenvalues import Eigenpair, Method, check_options, leading_eigenpairs
+from lightning_normtheory.hessian.operator import LossHessian, Memory
+from lightning_normtheory.model.parameters import FlatParameters
 
 __all__ = ["HessianTopEigenvalue"]
 

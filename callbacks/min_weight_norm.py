@@ -3,10 +3,10 @@
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
-from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import Diagnostic, NotApplicable
-from lightning_normtheory.callbacks.view import View
-from lightning_normtheory.weight_norms import NormalizedLayers, require_normalized, smallest, unit_norms
+from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.norms.units import NormalizedLayers, require_normalized, smallest, unit_norms
 
 __all__ = ["MinWeightNorm"]
 

@@ -2,20 +2,20 @@
 
 from typing import Any, Literal
 
-from lightning_normtheory.callbacks.base import DiagnosticCallback
 from lightning_normtheory.callbacks.batchnorm_theory import BatchNormTheoryDiagnostic
 from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCertificateDiagnostic
-from lightning_normtheory.callbacks.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalueDiagnostic, hessian_settings
-from lightning_normtheory.callbacks.measured_function import BatchFunction
+from lightning_normtheory.callbacks.measurement.function import BatchFunction
+from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
-from lightning_normtheory.callbacks.probe import Probe
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
-from lightning_normtheory.hessian import Memory
-from lightning_normtheory.tangent_kernel import Outputs
-from lightning_normtheory.top_eigenvalue import Method
+from lightning_normtheory.hessian.eigenvalues import Method
+from lightning_normtheory.hessian.operator import Memory
+from lightning_normtheory.ntk.result import Outputs
 
 __all__ = ["NormTheory"]
 
@@ -46,7 +46,7 @@ class NormTheory(DiagnosticCallback):
         >>> trainer = pl.Trainer(callbacks=[NormTheory()], logger=False)
     """
 
-    leaves_out = True
+    skip_inapplicable = True
 
     def __init__(
         self,

@@ -8,15 +8,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import SAMPLE_SETTINGS, Diagnostic
-from lightning_normtheory.callbacks.measured_function import BatchFunction
-from lightning_normtheory.callbacks.messages import warn
-from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.view import View
-from lightning_normtheory.infinite_width import DGMForm
-from lightning_normtheory.kernel_dynamics import kernel_change, label_alignment
-from lightning_normtheory.tangent_kernel import Outputs, TangentKernel
+from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic
+from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.function import BatchFunction
+from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.callbacks.output.messages import warn
+from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
+from lightning_normtheory.ntk.result import Outputs, TangentKernel
+from lightning_normtheory.theorems.papers.dgm import DGMForm
 
 __all__ = ["NTKLeastEigenvalue"]
 

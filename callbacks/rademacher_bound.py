@@ -6,19 +6,19 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_normtheory.batchnorm_bounds import batchnorm_rademacher
-from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import Diagnostic
-from lightning_normtheory.callbacks.measured_function import BatchFunction
-from lightning_normtheory.callbacks.messages import warn
-from lightning_normtheory.callbacks.probe import Probe
-from lightning_normtheory.callbacks.validation_probe import Gap
-from lightning_normtheory.callbacks.view import View
-from lightning_normtheory.generalization import generalization_bound
-from lightning_normtheory.known_losses import KnownLoss
-from lightning_normtheory.layers import batch_norm_layers
-from lightning_normtheory.processes import FailedElsewhereError
-from lightning_normtheory.setting import Setting
+from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.function import BatchFunction
+from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.callbacks.measurement.validation_probe import Gap
+from lightning_normtheory.callbacks.output.messages import warn
+from lightning_normtheory.measuring.processes import FailedElsewhereError
+from lightning_normtheory.model.layers import batch_norm_layers
+from lightning_normtheory.theorems.generalization import generalization_bound
+from lightning_normtheory.theorems.losses import KnownLoss
+from lightning_normtheory.theorems.papers.bn_bounds import batchnorm_rademacher
+from lightning_normtheory.theorems.problem import Problem
 
 __all__ = ["RademacherBound"]
 
@@ -66,27 +66,27 @@ class RademacherBoundDiagnostic(Diagnostic):
         return metrics
 
     def _bounds(self, view: View) -> dict[str, float]:
-        setting, n = view.setting, view.training_samples
-        reason = _why_not(setting, n)
+        problem, n = view.problem, view.training_samples
+        reason = _why_not(problem, n)
         if reason:
             self.explained = frozenset({_BOUND})
             self._warn(f"{_BOUND} is NaN: {reason}.")
             return {_BOUND: math.nan}
-        assert not isinstance(setting.complexity, str)
+        assert not isinstance(problem.complexity, str)
         assert n is not None
         self.explained = frozenset()
-        x_norm = setting.x_norm if self._x_norm is None else self._x_norm
+        x_norm = problem.x_norm if self._x_norm is None else self._x_norm
         metrics = {
-            _BOUND: self._batchnorm_lemma(view, n) or setting.complexity.rademacher(n, x_norm),
+            _BOUND: self._batchnorm_lemma(view, n) or problem.complexity.rademacher(n, x_norm),
             "rademacher_x_norm": x_norm,
         }
-        if not isinstance(setting.loss, KnownLoss):
-            self._warn(f"There is no generalization bound: {setting.loss}. {_BOUND} needs no loss.")
+        if not isinstance(problem.loss, KnownLoss):
+            self._warn(f"There is no generalization bound: {problem.loss}. {_BOUND} needs no loss.")
             return metrics
-        loss = setting.loss
+        loss = problem.loss
         if loss.is_square and view.target_matrix is not None:
             loss = loss._replace(largest_target=float(view.target_matrix.abs().max()))
-        found = generalization_bound(setting.complexity, loss, n=n, x_norm=x_norm, delta=self._delta)
+        found = generalization_bound(problem.complexity, loss, n=n, x_norm=x_norm, delta=self._delta)
         return {**metrics, f"{_GAP}_bound": found.value, f"{_GAP}_bound_fixed_radii": found.fixed}
 
     def _gap(self, view: View) -> Gap | None:
@@ -126,17 +126,17 @@ def _prediction_loss(view: View) -> float | None:
 
 
 def _loss_of_zero(view: View) -> float:
-    loss = view.setting.loss
+    loss = view.problem.loss
     assert isinstance(loss, KnownLoss)
     return loss.of_zero(view.target_matrix)
 
 
-def _why_not(setting: Setting, n: int | None) -> str:
-    if isinstance(setting.complexity, str):
-        return setting.complexity
+def _why_not(problem: Problem, n: int | None) -> str:
+    if isinstance(problem.complexity, str):
+        return problem.complexity
     if n is None:
         return "the size of the training set is not known"
-    return "" if math.isfinite(setting.x_norm) else "the norms of the inputs are not known"
+    return "" if math.isfinite(problem.x_norm) else "the norms of the inputs are not known"
 
 
 class RademacherBound(DiagnosticCallback):

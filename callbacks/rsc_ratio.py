@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from lightning_normtheory.callbacks.base import DiagnosticCallback
-from lightning_normtheory.callbacks.diagnostic import LOSS_SETTINGS, Diagnostic
-from lightning_normtheory.callbacks.view import View
+from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, Diagnostic
+from lightning_normtheory.callbacks.measurement.epoch import View
 
 __all__ = ["RSCRatio"]
 

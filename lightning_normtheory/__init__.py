@@ -6,27 +6,33 @@ This floor knows torch alone. `lightning_normtheory.callbacks` brings its quanti
 
 from importlib.metadata import PackageNotFoundError, version
 
-from lightning_normtheory.batchnorm import batchnorm_factors
-from lightning_normtheory.batchnorm_bounds import BatchNormTheorem, batchnorm_rademacher, batchnorm_theorem
-from lightning_normtheory.batchnorm_form import BatchNormForm, batchnorm_form
-from lightning_normtheory.batchnorm_margin import Margin, batchnorm_margin
-from lightning_normtheory.certificate import Local, descent
-from lightning_normtheory.chain import Chain, chain_of
-from lightning_normtheory.dyadic import dyadic_data, dyadic_linear_margin
-from lightning_normtheory.edge_of_stability import edges_of_stability
-from lightning_normtheory.feeding import Feeding, feeding_layers
-from lightning_normtheory.generalization import GeneralizationBound, generalization_bound
-from lightning_normtheory.hessian import hessian_operator, hessian_vector_product
-from lightning_normtheory.infinite_width import infinite_width_kernels
-from lightning_normtheory.kernel_dynamics import kernel_change, label_alignment
-from lightning_normtheory.kernel_measurement import empirical_ntk
-from lightning_normtheory.layers import NormalizedWeight
-from lightning_normtheory.network_constants import NetworkConstants, loss_constants, network_constants
-from lightning_normtheory.peeling import Complexity, network_complexity
-from lightning_normtheory.predictor_hessian import predictor_hessian_norm
-from lightning_normtheory.recorded_forward import record_forward
+from lightning_normtheory.architecture.chain import Chain, chain_of
+from lightning_normtheory.architecture.recorder import record_forward
+from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
+from lightning_normtheory.hessian.eigenvalues import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue
+from lightning_normtheory.hessian.operator import hessian_operator, hessian_vector_product
+from lightning_normtheory.hessian.predictor import predictor_hessian_norm
+from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.model.layers import NormalizedWeight
+from lightning_normtheory.norms.batchnorm_inputs import Feeding, feeding_layers
+from lightning_normtheory.norms.units import NormalizedLayers, min_weight_norm, normalized_layers, weight_norms
+from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
+from lightning_normtheory.ntk.empirical import empirical_ntk
+from lightning_normtheory.ntk.result import TangentKernel
+from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
 from lightning_normtheory.rsc import RSC, rsc_ratio
-from lightning_normtheory.rsc_constants import (
+from lightning_normtheory.theorems.applicability import applicable_theorems
+from lightning_normtheory.theorems.chain_bounds import NetworkConstants, loss_constants, network_constants
+from lightning_normtheory.theorems.complexity import Complexity, network_complexity
+from lightning_normtheory.theorems.descent import LossState, guaranteed_step
+from lightning_normtheory.theorems.generalization import GeneralizationBound, generalization_bound
+from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_rademacher, batchnorm_theorem
+from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
+from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form
+from lightning_normtheory.theorems.papers.bn_margin import Margin, batchnorm_margin
+from lightning_normtheory.theorems.papers.dgm import infinite_width_kernels
+from lightning_normtheory.theorems.papers.dyadic import dyadic_data, dyadic_linear_margin
+from lightning_normtheory.theorems.papers.rsc import (
     RSCCondition,
     RSCConstants,
     RSCRadii,
@@ -35,14 +41,12 @@ from lightning_normtheory.rsc_constants import (
     rsc_constants,
     rsc_radii,
 )
-from lightning_normtheory.setting import Setting, network_setting
-from lightning_normtheory.tangent_kernel import TangentKernel
-from lightning_normtheory.theorems import TheoremStatus, applicable_theorems, theorem_table
-from lightning_normtheory.top_eigenvalue import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue
-from lightning_normtheory.untouched import untouched
-from lightning_normtheory.weight_norms import NormalizedLayers, min_weight_norm, normalized_layers, weight_norms
-from lightning_normtheory.weightnorm_constants import WeightNormConstants, weightnorm_constants
-from lightning_normtheory.weightnorm_generalization import weightnorm_generalization_bound, weightnorm_rademacher
+from lightning_normtheory.theorems.papers.wn import WeightNormConstants, weightnorm_constants
+from lightning_normtheory.theorems.papers.wn_generalization import (
+    weightnorm_generalization_bound,
+    weightnorm_rademacher,
+)
+from lightning_normtheory.theorems.problem import Problem, network_problem
 
 __all__ = [
     "RSC",
@@ -53,15 +57,15 @@ __all__ = [
     "Eigenpair",
     "Feeding",
     "GeneralizationBound",
-    "Local",
+    "LossState",
     "Margin",
     "NetworkConstants",
     "NormalizedLayers",
     "NormalizedWeight",
+    "Problem",
     "RSCCondition",
     "RSCConstants",
     "RSCRadii",
-    "Setting",
     "TangentKernel",
     "TheoremStatus",
     "WeightNormConstants",
@@ -72,13 +76,13 @@ __all__ = [
     "batchnorm_rademacher",
     "batchnorm_theorem",
     "chain_of",
-    "descent",
     "dyadic_data",
     "dyadic_linear_margin",
     "edges_of_stability",
     "empirical_ntk",
     "feeding_layers",
     "generalization_bound",
+    "guaranteed_step",
     "hessian_eigenpairs",
     "hessian_operator",
     "hessian_top_eigenvalue",
@@ -90,17 +94,17 @@ __all__ = [
     "min_weight_norm",
     "network_complexity",
     "network_constants",
-    "network_setting",
+    "network_problem",
     "normalized_layers",
     "ntk_lower_bound",
     "predictor_hessian_norm",
+    "preserve_state",
     "record_forward",
     "rsc_condition",
     "rsc_constants",
     "rsc_radii",
     "rsc_ratio",
     "theorem_table",
-    "untouched",
     "weight_norms",
     "weightnorm_constants",
     "weightnorm_generalization_bound",

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_normtheory.dots import exact_dot
-from lightning_normtheory.graphs import refuse_reentrant_checkpoints
-from lightning_normtheory.inputs import count_samples, list_batches, require_graph, trainable_parameters
-from lightning_normtheory.untouched import untouched
+from lightning_normtheory.autodiff.graph import refuse_reentrant_checkpoints
+from lightning_normtheory.linalg.inner_products import exact_dot
+from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.model.checks import count_samples, list_batches, require_graph, trainable_parameters
 
 __all__ = ["RSC", "add_gradients", "gradients_of", "rsc_from_sums", "rsc_of_one_batch", "rsc_ratio", "zero_gradient"]
 
@@ -61,9 +61,9 @@ def rsc_ratio(
     sizes = [p.numel() for p in parameters.values()]
     loss_sum, loss_gradient, predictor_gradient = 0.0, zero_gradient(parameters), zero_gradient(parameters)
     samples = outputs = 0
-    with untouched(model, batch_stats=batch_stats) as afresh, torch.enable_grad():
+    with preserve_state(model, batch_stats=batch_stats) as reset_buffers, torch.enable_grad():
         for x, y in list_batches(batches):
-            afresh()
+            reset_buffers()
             output = model(x)
             value = loss(output, y)
             n = count_samples(output)

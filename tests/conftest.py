@@ -39,7 +39,9 @@ def _quiet(tmp_path, monkeypatch):
 def swept(monkeypatch):
     """What the command would sweep."""
     calls = []
-    monkeypatch.setattr("lightning_normtheory.recipes.sweep.sweep", lambda *arguments: calls.append(arguments) or 0)
+    monkeypatch.setattr(
+        "lightning_normtheory.recipes.sweeps.sweep.sweep", lambda *arguments: calls.append(arguments) or 0
+    )
     return calls
 
 
@@ -94,7 +96,7 @@ def visit(browser):
 @pytest.fixture
 def one(tmp_path):
     """The page of one run, with numbers of every kind."""
-    from report_cases import awkward_rows, report, write_run
+    from support.report_cases import awkward_rows, report, write_run
 
     return report(tmp_path / "report.html", write_run(tmp_path / "run", awkward_rows()))
 
@@ -102,6 +104,6 @@ def one(tmp_path):
 @pytest.fixture
 def four(tmp_path):
     """The page of a small sweep."""
-    from report_cases import report, sweep
+    from support.report_cases import report, sweep
 
     return report(tmp_path / "report.html", *sweep(tmp_path))

@@ -3,61 +3,124 @@
 import ast
 import configparser
 import doctest
+import graphlib
 import importlib
-import pkgutil
+import itertools
 import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOORS = {  # from the ground up: a floor imports itself and those before it, and these packages
-    "lightning_normtheory": {"torch"},
+FOLDERS = {  # of a floor, from the ground up
+    "lightning_normtheory": "lightning_normtheory",
+    "lightning_normtheory.callbacks": "callbacks",
+    "lightning_normtheory.recipes": "recipes",
+}
+# What the rooms of a floor may import from outside; rooms that are named may import less.
+THEORY = {"torch"}
+OUTSIDE = {
+    "lightning_normtheory": THEORY,
+    "lightning_normtheory.record": {"yaml"},
+    "lightning_normtheory.view": {"rich", "wandb", "wandb_workspaces"},
     "lightning_normtheory.callbacks": {"torch", "pytorch_lightning", "torchmetrics"},
     "lightning_normtheory.recipes": {
         *("torch", "pytorch_lightning", "torchvision", "numpy", "PIL"),
         *("matplotlib", "rich", "wandb", "yaml"),
     },
 }
+# Quantities that know nothing of one another.
+INDEPENDENT = ("hessian", "ntk", "norms", "theorems")
+MOST_MODULES = 16
 
 
-def modules(floor):
-    package = importlib.import_module(floor)
-    return [floor] + [f"{floor}.{m.name}" for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
+def modules():
+    """Every module of the three floors by name, from the files: a new folder is seen without being named here."""
+    found = {}
+    for floor, folder in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join([floor, *parts]).removesuffix(".__init__")] = path
+    return found
 
 
-ALL_MODULES = sorted({name for floor in FLOORS for name in modules(floor)})
-
-
-def imported(source):
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports break the doctests of mapped packages"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+MODULES = modules()
 
 
 def floor_of(module):
-    return max((floor for floor in FLOORS if module == floor or module.startswith(floor + ".")), key=len)
+    return max((floor for floor in FOLDERS if module == floor or module.startswith(floor + ".")), key=len)
 
 
-@pytest.mark.parametrize("floor", FLOORS)
-def test_imports_go_downwards_only(floor):
-    order = list(FLOORS)
-    own = [name for name in modules(floor) if floor_of(name) == floor]
-    assert own
-    for name in own:
-        for target in imported(Path(importlib.import_module(name).__file__).read_text()):
-            if target.startswith("lightning_normtheory"):
-                assert order.index(floor_of(target)) <= order.index(floor), f"{name} imports {target}"
-            else:
-                root = target.split(".")[0]
-                assert root in FLOORS[floor] or root in sys.stdlib_module_names, f"{name} imports {target}"
+def room_of(module):
+    """The floor, or the folder in it that the module is below. What lies on the floor itself is a room, too."""
+    floor = floor_of(module)
+    inside = MODULES[module].relative_to(ROOT / FOLDERS[floor]).parts
+    return f"{floor}.{inside[0]}" if len(inside) > 1 else floor
+
+
+def imported(module):
+    """What a module imports: modules of ours by their full names, packages of others by their first."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative imports break the doctests of mapped packages"
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else node.module for name in full]
+        else:
+            continue
+        yield from (name if name in MODULES else name.partition(".")[0] for name in names)
+
+
+def rooms():
+    """Room → the rooms that it imports, with an example of each."""
+    graph = {room_of(module): {} for module in MODULES}
+    for module in MODULES:
+        for target in imported(module):
+            if target in MODULES and room_of(target) != room_of(module):
+                graph[room_of(module)].setdefault(room_of(target), f"{module} imports {target}")
+    return graph
+
+
+def test_imports_between_rooms_go_downwards_only():
+    """The floors in their order, and on each floor an order of its rooms that no import breaks."""
+    graph, order = rooms(), list(FOLDERS)
+    assert {floor_of(module) for module in MODULES} == set(FOLDERS)
+    for targets in graph.values():
+        for example in targets.values():
+            module, target = example.split(" imports ")
+            assert order.index(floor_of(target)) <= order.index(floor_of(module)), example
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        circle = error.args[1]
+        pytest.fail("\n".join(graph[upper][lower] for lower, upper in itertools.pairwise(circle)))
+    for room, other in itertools.permutations([f"lightning_normtheory.{name}" for name in INDEPENDENT], 2):
+        assert other not in graph[room], graph[room][other]
+
+
+def test_a_module_imports_what_its_floor_may():
+    for module in MODULES:
+        allowed = OUTSIDE.get(room_of(module), OUTSIDE[floor_of(module)])
+        for target in imported(module):
+            known = target in MODULES or target in sys.stdlib_module_names or target in allowed
+            assert known, f"{module} imports {target}"
+
+
+def test_no_folder_is_full():
+    counts = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    assert {str(folder): number for folder, number in counts.items() if number > MOST_MODULES} == {}
+
+
+def test_every_folder_is_installed():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    packages = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    assert set(config["options"]["packages"].split()) == packages
 
 
 def test_the_ground_floor_loads_torch_alone():
@@ -70,7 +133,7 @@ def test_the_ground_floor_loads_torch_alone():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("module", ALL_MODULES)
+@pytest.mark.parametrize("module", [name for name in MODULES if not name.endswith("__main__")])
 def test_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
@@ -125,7 +188,7 @@ def test_all_metadata_is_in_setup_cfg():
 def wheel(tmp_path_factory):
     """Built from a copy of the tracked files, as a stranger would have them."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", *FOLDERS):
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", *FOLDERS.values()):
         copy(ROOT / name, source / name)
     # The build tools of this environment are used: this test is about the content, not about downloading.
     command = [
@@ -145,9 +208,6 @@ def wheel(tmp_path_factory):
     return path
 
 
-FOLDERS = ("lightning_normtheory", "callbacks", "recipes")
-
-
 def copy(source, target):
     if source.is_dir():
         for path in source.rglob("*"):
@@ -161,13 +221,13 @@ def copy(source, target):
 def test_the_wheel_holds_three_floors_and_the_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {
-        str(Path("lightning_normtheory", *() if folder == FOLDERS[0] else (folder,), path.relative_to(ROOT / folder)))
-        for folder in FOLDERS
+        str(Path(*floor.split("."), path.relative_to(ROOT / folder)))
+        for floor, folder in FOLDERS.items()
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert expected <= names
-    assert "lightning_normtheory/recipes/data/NOTICE" in names
+    assert "lightning_normtheory/recipes/datasets/embedded/NOTICE" in names
     assert not any(name.startswith(("callbacks/", "recipes/", "tests/")) for name in names)
 
 

@@ -14,14 +14,15 @@ import yaml
 from PIL import EpsImagePlugin
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from lightning_normtheory.callbacks import NormTheory, record
-from lightning_normtheory.recipes import image_source
+from lightning_normtheory.callbacks import NormTheory
 from lightning_normtheory.recipes.cli import main
-from lightning_normtheory.recipes.runs import read_run
+from lightning_normtheory.recipes.datasets import source
+from lightning_normtheory.record import jsonl
+from lightning_normtheory.record.run import read_run
 
-from image_files import ready, write_cifar10, write_folder, write_mnist
-from lit import Classifier, loader, trainer
-from report_cases import awkward_rows, write_run
+from support.image_files import ready, write_cifar10, write_folder, write_mnist
+from support.lit import Classifier, loader, trainer
+from support.report_cases import awkward_rows, write_run
 
 ROOT = Path(__file__).parent.parent
 
@@ -153,7 +154,7 @@ def hostile_run(tmp_path):
 
 
 def test_hostile_lines_are_passed_over(hostile_run):
-    lines = list(record.read(hostile_run))
+    lines = list(jsonl.read(hostile_run))
     assert [line["epoch"] for line in lines if "epoch" in line] == list(awkward_rows())
 
 
@@ -187,9 +188,9 @@ def test_pickled_objects_in_the_place_of_the_embedded_images_are_refused(tmp_pat
     (tmp_path / "data").mkdir()
     arrays = {f"{kind}_{part}": np.array([Harm()], dtype=object) for kind in "xy" for part in ("train", "test")}
     np.savez(tmp_path / "data" / "fashion_mnist_slice.npz", **arrays)
-    monkeypatch.setattr(image_source, "files", lambda package: tmp_path)
+    monkeypatch.setattr(source, "files", lambda package: tmp_path)
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        image_source.embedded_images("train")
+        source.embedded_images("train")
 
 
 def test_a_pickle_beside_the_files_of_mnist_is_not_run(tmp_path):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from lightning_normtheory.recipes.report import write_report
-from lightning_normtheory.recipes.report_command import find_runs
+from lightning_normtheory.view.command import find_runs
+from lightning_normtheory.view.html.report import write_report
 
 FOLDER = Path(__file__).parent
 # picture: the section it begins with, and its size

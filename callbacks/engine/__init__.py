@@ -1,0 +1,1 @@
+"""What every callback does: hooks, schedule, state, errors."""

@@ -1,0 +1,394 @@
+"""The base of every callback: schedule, probe, neutrality, logging, file, errors and state are done here once."""
+
+import math
+import re
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lightning_normtheory.callbacks.engine.budget import TimeBudget
+from lightning_normtheory.callbacks.engine.checks import (
+    check_arguments,
+    check_strategy,
+    check_synchronised,
+    check_training_step,
+    refuse_unknown_arguments,
+)
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.engine.reporting import ReportingCallback
+from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
+from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.function import BatchFunction
+from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.callbacks.measurement.validation_probe import ValidationProbe
+from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
+from lightning_normtheory.measuring.processes import FailedElsewhereError
+from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitialized
+
+__all__ = ["DiagnosticCallback"]
+
+
+class DiagnosticCallback(ReportingCallback):
+    """Measures `diagnostics` at the end of training epochs and changes nothing in the run.
+
+    Args:
+        probe: the number of training samples to measure on, or a `Probe` that several callbacks share.
+        every_n_epochs: measure after every n-th epoch.
+        loss: ``loss(module, batch)``, the mean loss of a batch, instead of the module's `training_step`.
+        predict: ``predict(module, batch)``, the outputs of a batch, instead of ``module(x)``.
+        batch_stats: BatchNorm with statistics of the batch (``True``), running statistics (``False``), or what suits
+            each quantity (``None``: the first for loss and gradient, the second where samples must be independent).
+        prefix: of the metric names, ``normtheory/…`` and ``normtheory_layers/…``.
+        on_error: ``"warn"``: a diagnostic that fails is reported once, logs NaN, and training goes on; ``"raise"``.
+        max_overhead: the largest fraction of the training time that measuring may take, such as 0.1. An epoch that is
+            due is skipped if a measurement as long as the last one would exceed it, and ``normtheory/skipped`` is 1 for
+            it, else 0. The first one is always made. ``None``: no limit, and no such metric. Training time is that of
+            the epochs from start to end, with validation and other callbacks in between; our own work, from the probe
+            and the quantities at fit start on, is not part of it.
+    """
+
+    diagnostics: ClassVar[tuple[type[Diagnostic], ...]] = ()
+    # Whether a diagnostic that does not apply to the model is left out, or is an error.
+    skip_inapplicable: ClassVar[bool] = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "DiagnosticCallback":
+        refuse_unknown_arguments(cls, kwargs)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        probe: int | Probe = 512,
+        every_n_epochs: int = 1,
+        loss: BatchFunction | None = None,
+        predict: BatchFunction | None = None,
+        batch_stats: bool | None = None,
+        prefix: str = "normtheory",
+        on_error: Literal["warn", "raise"] = "warn",
+        *,
+        max_overhead: float | None = None,
+    ) -> None:
+        super().__init__()
+        check_arguments(every_n_epochs, batch_stats, prefix, on_error, loss=loss, predict=predict)
+        self.probe = probe if isinstance(probe, Probe) else Probe(probe)
+        self.every_n_epochs = every_n_epochs
+        self.loss = loss
+        self.predict = predict
+        self.batch_stats = batch_stats
+        self.prefix = prefix
+        self.on_error = on_error
+        self.max_overhead = max_overhead
+        self._budget = TimeBudget(max_overhead)
+        self._diagnostics = self.make_diagnostics()
+        self._validation_probe: ValidationProbe | None = None
+        self._started = False
+        # Whether what is measured before the first step is there: in this fit, or in the one before.
+        self._begun = False
+        self._resumed = False
+        # How many epochs have ended, with what is due then done.
+        self._ended: int | None = 0
+        # What views have found out about the samples and the loss, once for a fit.
+        self._known: dict[str, Any] = {}
+
+    def make_diagnostics(self) -> list[Diagnostic]:
+        """What is measured, fresh for a new fit."""
+        return [diagnostic() for diagnostic in self.diagnostics]
+
+    # -- fit start: everything that is wrong with the set-up is said here --------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return  # a checkpoint that is saved after a `validate` still knows what that of the fit knows
+        check_strategy(trainer, type(self).__name__)
+        # Nothing of an earlier fit remains; a checkpoint is loaded after this hook.
+        self._begun = self._resumed = False
+        self._ended = 0
+        self._known = {}
+        self._diagnostics = self.make_diagnostics()
+        self._validation_probe = ValidationProbe(self.probe.samples, self.probe.seed)
+        self._budget = TimeBudget(self.max_overhead)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started, self._noted = False, None
+        self._warned.clear()
+        self._active = []
+        for diagnostic in self._diagnostics:
+            try:
+                diagnostic.check(pl_module)
+            except NotApplicable as reason:
+                if not self.skip_inapplicable:
+                    raise
+                if not diagnostic.optional:
+                    rank_zero_warn(f"{type(self).__name__} leaves out {diagnostic.names[0]}. {reason}")
+            else:
+                self._active.append(diagnostic)
+        if not any(diagnostic.needs_validation for diagnostic in self._active):
+            self._validation_probe = None
+        if self._needs_probe:
+            check_synchronised(trainer, pl_module, self._uses_batch_statistics(pl_module), type(self).__name__)
+            refuse_uninitialized(pl_module)
+            if self.loss is None and any(diagnostic.needs_loss for diagnostic in self._active):
+                check_training_step(pl_module, type(self).__name__)
+        self._warn_of_namesakes(trainer)
+        if trainer.world_size > 1:  # every process logs the same number already; there is nothing to sync
+            warnings.filterwarnings("ignore", message=rf".*self\.log\('{re.escape(self.prefix)}[/_].*sync_dist")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._needs_probe:
+            with self._budget.spending():
+                self.probe.prepare(trainer)
+        self._find_validation_data(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._budget.train()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._budget.train()  # a fit that resumes in the middle of an epoch has no start of an epoch
+        missed = self._resumed and not self._started and batch_idx == 0 and self._missed_the_end(trainer)
+        if missed:
+            self.probe.complete(trainer.world_size)
+        if self._needs_probe and self.probe.collecting:
+            with self._budget.spending():
+                self.probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
+        if not self._started:
+            # Not earlier: a training_step may need what the module prepares in its own start hooks.
+            self._started = True
+            with self._budget.spending():
+                if self._needs_probe:
+                    self._begin(self._view(trainer, pl_module))
+                self._begun = True
+                if missed:
+                    self._catch_up(trainer, pl_module)
+
+    def _begin(self, view: View) -> None:
+        view.try_out(
+            loss=any(diagnostic.needs_loss for diagnostic in self._active),
+            outputs=any(diagnostic.needs_outputs for diagnostic in self._active),
+        )
+        if not self._resumed and not self.probe.collecting:
+            with self._progress(view.trainer) as progress:
+                for diagnostic in self._active:
+                    progress.begin(diagnostic.title)
+                    self._guarded(diagnostic, view, diagnostic.start)
+
+    def _missed_the_end(self, trainer: Trainer) -> bool:
+        """Whether the checkpoint is from the end of an epoch but older than our measurement: from its last step, or a
+        measurement that was interrupted. Lightning does not end such an epoch again."""
+        return self._ended is not None and trainer.current_epoch > self._ended
+
+    def _catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the epoch before. In the file only: the loggers are in the next epoch already."""
+        if self._is_due(trainer.current_epoch - 1):
+            metrics = self._measure(trainer, pl_module)
+            named = {self._metric_name(name): value for name, value in metrics.items()}
+            self._write(trainer, named, trainer.current_epoch - 1)
+        self._ended = trainer.current_epoch
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.probe.release()
+        if self._validation_probe is not None:
+            self._validation_probe.release()
+        self._conclude(trainer)
+        if self._resumed and not self._started and self._missed_the_end(trainer) and self._is_due(self._ended or 0):
+            rank_zero_warn(
+                f"{type(self).__name__} has not measured epoch {self._ended}: the checkpoint is from its last step,"
+                " before the measurement, and no epoch is left in which to make up for it. Raise max_epochs."
+            )
+        # Lightning skips a fit without batches, and with it every hook between on_fit_start and this one.
+        if self._needs_probe and trainer.num_training_batches == 0 and trainer.limit_train_batches != 0:
+            raise ValueError(
+                "Expected a training loader with at least one batch, but it is empty: nothing was trained and nothing"
+                " measured. Check the dataset's length and drop_last."
+            )
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt):  # whoever stops a run wants to see how far it came
+            self._conclude(trainer)
+
+    # -- validation: where its loaders first exist, and where the batches of an iterable one pass ----------------------
+
+    def _find_validation_data(self, trainer: Trainer) -> None:
+        if self._validation_probe is not None and not trainer.sanity_checking:
+            with self._budget.spending():
+                self._validation_probe.prepare(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._find_validation_data(trainer)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        probe = self._validation_probe
+        if probe is not None and probe.collecting and dataloader_idx == 0:
+            with self._budget.spending():
+                probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._validation_probe is not None:
+            with self._budget.spending():
+                self._validation_probe.complete(trainer.world_size)
+
+    # -- every n-th epoch ----------------------------------------------------------------------------------------------
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._budget.pause()
+        if self._needs_probe:
+            with self._budget.spending():
+                self.probe.complete(trainer.world_size)
+        if self._is_due(trainer.current_epoch):
+            self._measure_or_skip(trainer, pl_module)
+        self._ended = trainer.current_epoch + 1
+
+    def _is_due(self, epoch: int) -> bool:
+        return (epoch + 1) % self.every_n_epochs == 0
+
+    def _measure_or_skip(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._affordable(trainer):
+            self._report(trainer, pl_module, {"skipped": 1.0})
+            return
+        with self._budget.measuring():
+            metrics = self._measure(trainer, pl_module)
+            if self.max_overhead is not None:
+                metrics["skipped"] = 0.0
+            self._report(trainer, pl_module, metrics)
+
+    def _affordable(self, trainer: Trainer) -> bool:
+        if self.max_overhead is None:
+            return True
+        # The clocks of several processes differ, and all must do the same: the first one decides.
+        return trainer.strategy.broadcast(self._budget.allows_another())
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+        begin = time.perf_counter()
+        view = self._view(trainer, pl_module)
+        metrics: dict[str, float] = {}
+        before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
+        try:
+            with self._progress(trainer) as progress:
+                for diagnostic in self._active:
+                    progress.begin(diagnostic.title)
+                    measured = self._measured(diagnostic, view)
+                    metrics.update(measured if measured is not None else dict.fromkeys(diagnostic.names, math.nan))
+        except BaseException:  # whoever stops a measurement may still save a checkpoint, and a half is none
+            for diagnostic, state in before:
+                diagnostic.load_state_dict(state)
+            raise
+        metrics["seconds"] = time.perf_counter() - begin
+        # What was not added up (a running statistic, a time) may differ, and whoever monitors it must decide the same.
+        return trainer.strategy.broadcast(metrics) if trainer.world_size > 1 else metrics
+
+    def _measured(self, diagnostic: Diagnostic, view: View) -> dict[str, float] | None:
+        if diagnostic.needs_probe and self.probe.collecting:  # resumed where only the end of an epoch was left to do
+            self._warn_once("probe", f"No batch has passed yet to measure {self.prefix} on: this epoch is NaN.")
+            return None
+        return self._guarded(diagnostic, view, diagnostic.measure)
+
+    def _progress(self, trainer: Trainer) -> MeasurementProgress:
+        return MeasurementProgress(trainer, len(self._active), self.prefix, partial(self._warn_once, "progress"))
+
+    def _guarded(self, diagnostic: Diagnostic, view: View, action: Callable[[View], Any]) -> Any:
+        """Do it; a failure is reported once per diagnostic and fit, and never stops a run that did not ask for it."""
+        name = diagnostic.names[0]
+        error: Exception | None = None
+        result: Any = None
+        try:
+            result = action(view)
+        except Exception as caught:  # noqa: BLE001  # reported or raised below, when all processes know
+            error = caught
+        if view.processes.end(failed=error is not None):
+            error = error or FailedElsewhereError()
+        if error is not None:
+            try:
+                self._tell_failure(name, error, view.processes)
+            finally:
+                error = None  # or this frame, which it holds, would hold it, and all that the measurement had made
+            return None
+        bad = [key for key, value in (result or {}).items() if math.isnan(value) and key not in diagnostic.explained]
+        if bad:
+            self._warn_once(
+                name, f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training goes on."
+            )
+        return result
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        # Two callbacks of one class can live in one trainer exactly if their metrics have different names.
+        return self._generate_state_key(prefix=self.prefix)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {
+            "settings": self.settings(),
+            "begun": self._begun,
+            "ended": self._ended,
+            "perturbed": self._known.get("perturbed"),
+            "probe": self.probe.state_dict() if self._needs_probe else None,
+            "validation_probe": self._validation_probe.state_dict() if self._validation_probe is not None else None,
+            "diagnostics": {each.names[0]: self._collect(each, each.state_dict) for each in self._diagnostics},
+            "budget": self._budget.state_dict(),
+        }
+        return stored_once(state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        changed = changed_settings(state_dict["settings"], self.settings())
+        for name, (before, now) in changed.items():
+            rank_zero_warn(f"{type(self).__name__}: {name} was {before!r} in the checkpoint and is {now!r} now.")
+        if state_dict["probe"] is not None:
+            self.probe.load_state_dict(state_dict["probe"])
+        if self._validation_probe is not None and state_dict.get("validation_probe") is not None:
+            self._validation_probe.load_state_dict(state_dict["validation_probe"])
+        for diagnostic in self._diagnostics:
+            diagnostic.load_state_dict(state_dict["diagnostics"].get(diagnostic.names[0], {}))
+            dropped = diagnostic.forget(changed.keys())
+            if dropped:
+                rank_zero_warn(
+                    f"{type(self).__name__} cannot go on with {dropped}: the checkpoint's were measured otherwise, and"
+                    " are dropped."
+                )
+        if state_dict.get("perturbed") is not None and not changed.keys() & {"loss", "predict", "probe", "seed"}:
+            self._known["perturbed"] = state_dict["perturbed"]
+        self._budget.load_state_dict(state_dict.get("budget", {}))
+        self._ended = state_dict.get("ended")
+        self._begun = self._resumed = state_dict.get("begun", True)
+
+    def settings(self) -> dict[str, Any]:
+        """What the file and the checkpoint say about how the numbers came about."""
+        return {
+            "callback": type(self).__name__,
+            "probe": self.probe.samples,
+            "seed": self.probe.seed,
+            "every_n_epochs": self.every_n_epochs,
+            "loss": _function_name(self.loss, "training_step"),
+            "predict": _function_name(self.predict, "forward"),
+            "batch_stats": {None: "as trained", True: "batch", False: "running"}[self.batch_stats],
+            "prefix": self.prefix,
+            "on_error": self.on_error,
+            "max_overhead": self.max_overhead,
+        }
+
+    def _uses_batch_statistics(self, pl_module: LightningModule) -> bool:
+        """As far as a BatchNorm of the model is in training, or keeps no other statistics."""
+        return self.batch_stats is not False and (
+            bool(self.batch_stats)
+            or any(each.needs_loss for each in self._active)
+            or any(layer.running_mean is None for layer in batch_norm_layers(pl_module).values())
+        )
+
+    @property
+    def _needs_probe(self) -> bool:
+        return any(diagnostic.needs_probe for diagnostic in self._diagnostics)
+
+    def _view(self, trainer: Trainer, pl_module: LightningModule) -> View:
+        arguments = (trainer, pl_module, self.probe, self.loss, self.predict, self.batch_stats)
+        return View(*arguments, validation=self._validation_probe, known=self._known)
+
+
+def _function_name(function: BatchFunction | None, default: str) -> str:
+    if function is None:
+        return default
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"

@@ -1,0 +1,148 @@
+"""What a callback says: to the loggers, into the file, and in warnings."""
+
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.engine.host import HostCallback
+from lightning_normtheory.callbacks.output import run_file, wandb
+from lightning_normtheory.callbacks.output.fit_end import conclude
+from lightning_normtheory.callbacks.output.progress_bar import clear_line
+from lightning_normtheory.measuring.processes import FailedElsewhereError, Processes
+from lightning_normtheory.measuring.snapshot import Snapshot
+
+__all__ = ["ReportingCallback"]
+
+
+class ReportingCallback(HostCallback):
+    """A callback that has metrics to report, and may fail to.
+
+    Attributes:
+        prefix: of the metric names.
+        on_error: whether a failure is reported once, or raised.
+    """
+
+    prefix: str
+    on_error: Literal["warn", "raise"]
+    _diagnostics: list[Diagnostic]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._active: list[Diagnostic] = []
+        # What the last header in the file says of the diagnostics, in this fit.
+        self._noted: dict[str, Any] | None = None
+        self._warned: set[str] = set()
+
+    def settings(self) -> dict[str, Any]:
+        """What the file and the checkpoint say about how the numbers came about."""
+        raise NotImplementedError
+
+    def _conclude(self, trainer: Trainer) -> None:
+        """Once for all callbacks: the last one speaks."""
+        if self is self._all_of(trainer)[-1]:
+            conclude(trainer, self._warn_of)
+
+    @staticmethod
+    def _all_of(trainer: Trainer) -> list["ReportingCallback"]:
+        """The callbacks of this kind, in the trainer's order."""
+        return [each for each in trainer.callbacks if isinstance(each, ReportingCallback)]  # type: ignore[attr-defined]
+
+    def _warn_of(self, what: str, error: Exception) -> None:
+        """Once, unless a run is to stop at the first error."""
+        if self.on_error == "raise":
+            raise error
+        self._warn_once(what, f"{what}, and training goes on without: {type(error).__name__}: {error}")
+
+    def _report(self, trainer: Trainer, pl_module: LightningModule, metrics: Mapping[str, float]) -> None:
+        """To the loggers and into the file."""
+        named = {self._metric_name(name): value for name, value in metrics.items()}
+        self._announce(trainer, {self._metric_name(name): name for name in metrics})
+        for name, value in named.items():
+            # Two callbacks log `seconds` under one name: what they cost together is the sum.
+            reduce = "sum" if name.endswith("/seconds") else "mean"
+            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, reduce_fx=reduce)
+        self._write(trainer, named)
+
+    def _announce(self, trainer: Trainer, names: Mapping[str, str]) -> None:
+        """Prepare W&B for what is about to be logged."""
+        try:
+            wandb.define(trainer, names)
+            wandb.describe(trainer, self.settings())
+        except Exception as error:  # noqa: BLE001  # of W&B's client
+            self._warn_of(f"W&B does not know the axes or the settings of {self.prefix}", error)
+
+    def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            clear_line()
+            warn(message)
+
+    def _tell_failure(self, name: str, error: Exception, processes: Processes) -> None:
+        """Of a diagnostic, once, by the process that knows the reason; or raise it."""
+        if self.on_error == "raise":
+            raise error
+        message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
+        if isinstance(error, FailedElsewhereError):
+            self._warn_once(name, message)
+            return
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        if processes.count > 1:
+            where += f", process {processes.rank}"
+        # rank_zero_warn would keep quiet in the one process that knows the reason.
+        self._warn_once(name, f"{message} ({where}; on_error='raise' stops there)", warnings.warn)
+
+    def _metric_name(self, name: str) -> str:
+        layer = name.removeprefix("layers/")
+        return f"{self.prefix}_layers/{layer}" if layer != name else f"{self.prefix}/{name}"
+
+    def _write(self, trainer: Trainer, metrics: dict[str, float], epoch: int | None = None) -> None:
+        # In every process: a metric of the user's may be summed over them. And it must not remember that it was asked,
+        # since the module may still update it when its own epoch ends.
+        ours = tuple(f"{each.prefix}{end}" for each in self._all_of(trainer) for end in ("/", "_layers/"))
+        logged = [each for each in (trainer._results or {}).values() if not each.meta.name.startswith(ours)]
+        before = Snapshot(trainer.lightning_module, logged, arrays=False)
+        everything: dict[str, Any] = {}
+        try:
+            everything.update(trainer.callback_metrics)
+        except Exception as error:  # noqa: BLE001  # of a metric that the module completes in its own hook, after ours
+            self._warn_of("The module's metrics could not be read for normtheory.jsonl", error)
+        finally:
+            before.restore()
+        if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
+            return
+        users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
+        notes = {name: note for each in self._active for name, note in self._collect(each, each.notes).items()}
+        try:
+            about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
+            run_file.write(trainer, about, metrics, users, epoch=epoch, first=notes != self._noted)
+            self._noted = notes
+        except Exception as error:  # noqa: BLE001  # a full disk, or whatever else a place for a file can have
+            self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
+
+    def _collect(self, diagnostic: Diagnostic, tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What a diagnostic has for the file or the checkpoint; nothing if it fails, since neither may be lost."""
+        try:
+            return tell()
+        except Exception as error:  # noqa: BLE001  # reported, or raised
+            self._warn_of(f"The file or the checkpoint has nothing about {self.prefix}/{diagnostic.names[0]}", error)
+            return {}
+
+    def _warn_of_namesakes(self, trainer: Trainer) -> None:
+        """Lightning logs the mean of two values with one name: harmless only if they are equal."""
+        names = {name for diagnostic in self._diagnostics for name in diagnostic.names}
+        for other in self._all_of(trainer):
+            if other is not self and other.prefix == self.prefix:
+                shared = names & {name for diagnostic in other._diagnostics for name in diagnostic.names}
+                ours, theirs = self.settings(), other.settings()
+                if shared and any(ours[key] != theirs[key] for key in (ours.keys() & theirs.keys()) - {"callback"}):
+                    rank_zero_warn(
+                        f"{type(self).__name__} and {type(other).__name__} measure {self.prefix}/{min(shared)} with "
+                        "different arguments, and their mean is logged. Give one of them another prefix=."
+                    )

@@ -1,0 +1,1 @@
+"""What one epoch measures, and on which samples."""

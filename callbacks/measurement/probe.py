@@ -1,0 +1,391 @@
+"""The samples on which everything is measured."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, zip_longest
+from typing import Any, ClassVar
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, SubsetRandomSampler
+
+from lightning_normtheory.measuring.rng import isolated_rng
+from lightning_normtheory.measuring.snapshot import Snapshot
+from lightning_normtheory.model.checks import some_samples
+
+__all__ = ["Probe", "ProbeBatch", "count_samples", "count_training_samples"]
+
+Chunks = list[list[int]]
+
+
+@dataclass(frozen=True)
+class ProbeBatch:
+    """One batch of the probe, as the loader would have given it.
+
+    Attributes:
+        data: the batch, on the CPU.
+        samples: how many samples are in it.
+        transferred: whether the module's batch-transfer hooks have seen it already.
+        counts: whether it belongs to this process's share, or only keeps step with the others.
+        first: how many samples of the probe come before it.
+        index: the number of the batch among those of this process.
+    """
+
+    data: Any
+    samples: int
+    transferred: bool = False
+    counts: bool = True
+    first: int = 0
+    index: int = 0
+
+    def halves(self) -> list["ProbeBatch"]:
+        """The same samples in two batches; one where there is one."""
+        middle = self.samples // 2
+        if middle == 0:
+            return [self]
+        return [
+            replace(
+                self,
+                data=some_samples(self.data, self.samples, slice(begin, end)),
+                samples=end - begin,
+                first=self.first + begin,
+            )
+            for begin, end in ((0, middle), (middle, self.samples))
+        ]
+
+
+class Probe:
+    """A fixed set of training samples, the same in every epoch, for any number of processes, and after a resume.
+
+    * A dataset with an index is read once, at fixed indices, when the training starts. The draw is uniform over the
+      dataset, not over what a weighted sampler prefers, except that a `SubsetRandomSampler` limits it to its subset.
+      Augmentation is done once, under a private seed.
+    * Of an iterable dataset the first training batches are copied as they pass. A second iterator is never made.
+
+    Batches are cut at the training loader's batch size, since the statistics of a BatchNorm depend on the cut. A last
+    batch of a single sample, of which a BatchNorm has no variance, joins the batch before it.
+
+    Args:
+        samples: their number, in total over all processes.
+        seed: of the draw and of the augmentation. Probes with equal arguments hold equal samples.
+
+    Example:
+        >>> Probe(samples=128)
+        Probe(samples=128, seed=0)
+        >>> Probe(samples=0)
+        Traceback (most recent call last):
+        ValueError: Expected probe samples to be a positive integer, but got 0.
+    """
+
+    # Whose samples these are, for messages.
+    _part: ClassVar[str] = "training"
+
+    def __init__(self, samples: int = 512, seed: int = 0) -> None:
+        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+            raise ValueError(f"Expected probe samples to be a positive integer, but got {samples!r}.")
+        self.samples = samples
+        self.seed = seed
+        self.collecting = False
+        self._batches: list[ProbeBatch] = []
+        self._chunks: list[Chunks] = []
+        self._source: Any = None
+        self._restored = False
+        self._collected: tuple[int, int] | None = None
+        # Copies that a checkpoint brought from the middle of the collecting, which a loader may give once more.
+        self._brought: list[Any] = []
+        self._alone = True
+
+    def __repr__(self) -> str:
+        return f"Probe(samples={self.samples}, seed={self.seed})"
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Read the samples, or get ready to copy them from the passing batches."""
+        source, iterables = self._find(trainer)
+        if source is self._source:
+            return  # another callback that shares this probe was here
+        self._source = source
+        restored, self._restored = self._restored, False
+        self.collecting = False
+        if restored and self._batches:
+            self.collecting = bool(self._brought)
+            return  # copies that the checkpoint brought along
+        loaders, structure = tree_flatten(iterables)
+        if not all(_has_index(loader) for loader in loaders):
+            self._start_collecting()
+            return
+        if not (restored and self._fits(loaders)):
+            self._chunks = [_draw(loader, self.samples, self.seed) for loader in loaders]
+        read = self._read_all(loaders, trainer)
+        if read is None:
+            self._start_collecting()
+            return
+        if not read or not all(sum(samples for _, samples in batches) for batches in read):
+            self._batches = []
+            self._on_empty()
+            return
+        # Several loaders give one batch of batches; the first of them counts the samples, shorter ones start again.
+        self._batches = [
+            ProbeBatch(tree_unflatten([batches[i % len(batches)][0] for batches in read], structure), samples)
+            for i, (_, samples) in enumerate(read[0])
+        ]
+
+    def _find(self, trainer: Trainer) -> tuple[Any, Any]:
+        """Where the samples come from: a name for it that changes with it, and the loaders."""
+        return trainer.fit_loop._combined_loader, trainer.train_dataloader
+
+    def _read_all(self, loaders: list[DataLoader], trainer: Trainer) -> list[list[tuple[Any, int]]] | None:
+        """The batches of every loader; ``None`` if a process could not read them."""
+        problem, read = "", []
+        try:
+            read = [list(_read(loader, chunks, self)) for loader, chunks in zip(loaders, self._chunks)]
+        except Exception as error:  # noqa: BLE001  # a dataset that can only be read in a worker, say
+            problem = f" ({type(error).__name__}: {error})"
+        failures = torch.tensor(float(bool(problem)), device=trainer.strategy.root_device)
+        if trainer.world_size > 1:  # all processes copy, or none
+            failures = trainer.strategy.reduce(failures, reduce_op="sum")
+        if failures == 0:
+            return read
+        rank_zero_warn(
+            f"The probe could not be read from the {self._part} set{problem}. Copies of the first {self._part} batches"
+            " are used instead."
+        )
+        return None
+
+    def _on_empty(self) -> None:
+        raise ValueError(
+            "Expected a training set with samples to measure on, but the training loader's dataset is empty. "
+            "Check the dataset's folder, split and filters."
+        )
+
+    def _start_collecting(self) -> None:
+        self.collecting, self._collected = True, None
+        self._batches, self._chunks, self._brought = [], [], []
+
+    def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
+        """Copy a batch that passes, until there are enough.
+
+        Args:
+            position: epoch and index of the batch, since callbacks that share a probe all see it pass.
+        """
+        if position == self._collected:
+            return
+        self._collected, self._alone = position, world_size == 1
+        if self._brought:
+            copied = _to_cpu(batch)
+            if any(_same(copied, brought) for brought in self._brought):
+                return
+        if sum(held.samples for held in self._batches) * world_size < self.samples:
+            self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
+
+    def complete(self, world_size: int) -> None:
+        """At the end of the first epoch or validation: the probe is what was copied, and every process knows it all. As
+        long as no batch has passed in any of them, the collecting goes on."""
+        if not self.collecting:
+            return
+        if world_size > 1:
+            parts: list[Any] = [None] * world_size
+            torch.distributed.all_gather_object(parts, self._batches)
+            rounds = zip_longest(*parts)
+            self._batches = [batch for batches in rounds for batch in batches if batch is not None]
+        self.collecting = not self._batches
+
+    def release(self) -> None:
+        """Let go of the loader; the samples stay."""
+        self._source = None
+
+    def batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
+        """What this process measures: every ``world_size``-th batch, or what it has copied so far."""
+        if self.collecting:
+            return [replace(batch, index=index) for index, batch in enumerate(self._batches)]
+        firsts = accumulate((batch.samples for batch in self._batches), initial=0)
+        own = [replace(batch, first=first) for batch, first in zip(self._batches, firsts)][rank::world_size]
+        # Every process takes the same number of steps, as in training: the user's step may wait for the others.
+        if self._batches and len(own) * world_size < len(self._batches):
+            own.append(replace(self._batches[0], counts=False))
+        return [replace(batch, index=index) for index, batch in enumerate(own)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The indices; of an iterable dataset, which has none, the samples themselves."""
+        state: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "chunks": copy.deepcopy(self._chunks)}
+        # In the middle of the collecting, one process of several does not know what the others have.
+        if self._batches and not self._chunks and (not self.collecting or self._alone):
+            if all(_is_plain(batch.data) for batch in self._batches):
+                state["batches"] = [(batch.data, batch.samples) for batch in self._batches]
+                state["collecting"] = self.collecting
+            else:
+                rank_zero_warn(
+                    "The probe was copied from an iterable dataset whose batches are not made of tensors, lists and"
+                    " dicts: it is not saved in the checkpoint, and a resumed run will measure on other samples."
+                )
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if (state["samples"], state["seed"]) != (self.samples, self.seed):
+            rank_zero_warn(
+                f"The checkpoint was made with Probe(samples={state['samples']}, seed={state['seed']}), this run uses"
+                f" {self!r}: its numbers are measured on other samples than before."
+            )
+            return
+        self._chunks = copy.deepcopy(state["chunks"])
+        self._batches = [ProbeBatch(data, samples, transferred=True) for data, samples in state.get("batches", [])]
+        self._brought = [batch.data for batch in self._batches] if state.get("collecting") else []
+        self._restored, self._source = True, None
+
+    def _fits(self, loaders: list[DataLoader]) -> bool:
+        fits = len(loaders) == len(self._chunks) and all(
+            max((index for chunk in chunks for index in chunk), default=-1) < len(loader.dataset)  # type: ignore[arg-type]
+            for loader, chunks in zip(loaders, self._chunks)
+        )
+        if not fits:
+            rank_zero_warn(
+                f"The {self._part} set is smaller than the one of the checkpoint: the probe is drawn anew, and its"
+                " numbers cannot be compared with those before."
+            )
+        return fits
+
+
+def count_samples(batch: Any) -> int:
+    """The length of the first tensor in a batch.
+
+    Example:
+        >>> count_samples({"image": torch.zeros(5, 3), "name": ["a"] * 5})
+        5
+    """
+    # A mapping that is no dict (a tokenizer's output) is a leaf to torch.
+    plain = dict(batch) if isinstance(batch, Mapping) else batch
+    for leaf in tree_flatten(plain)[0]:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    raise ValueError(f"Expected a batch that holds a tensor with a first axis of samples, but got {describe(batch)}.")
+
+
+def count_training_samples(trainer: Trainer) -> int | None:
+    """The size of the training set, of which a `SubsetRandomSampler` leaves its subset; ``None`` where none is known:
+    of an iterable dataset, a loader of the user's own making, and a dataset of whole batches. Batches that a limit of
+    the trainer leaves out, always the same ones, do not count."""
+    loader = next(iter(tree_flatten(trainer.train_dataloader)[0]), None)
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    whole_batches = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
+    if whole_batches or not hasattr(loader.dataset, "__len__"):
+        return None
+    n = len(_candidates(loader))
+    if getattr(trainer, "overfit_batches", 0) or isinstance(
+        loader.sampler, SequentialSampler
+    ):  # then a limit leaves the same ones
+        n = min(n, int(trainer.num_training_batches) * _batch_size(loader) * trainer.world_size)
+    return n
+
+
+def describe(batch: Any) -> str:
+    """The structure of a batch in a few words, for messages.
+
+    Example:
+        >>> describe({"x": torch.zeros(2, 3), "y": [1, 2]})
+        "a dict {'x': Tensor (2, 3), 'y': list}"
+    """
+
+    def short(value: Any) -> str:
+        return f"Tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} {{{', '.join(f'{key!r}: {short(value)}' for key, value in batch.items())}}}"
+    if isinstance(batch, (tuple, list)):
+        return f"a {type(batch).__name__} ({', '.join(map(short, batch))})"
+    return f"a {short(batch)}"
+
+
+def _has_index(loader: Any) -> bool:
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return False  # a loader of the user's own, which may change what it loads
+    if loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler):
+        return False  # the dataset is asked for lists of indices
+    return hasattr(loader.dataset, "__getitem__") and hasattr(loader.dataset, "__len__")
+
+
+def _draw(loader: DataLoader, samples: int, seed: int) -> Chunks:
+    """Fixed indices, cut into batches."""
+    candidates = _candidates(loader)
+    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed)).tolist()
+    if loader.batch_sampler is None:  # the dataset itself gives whole batches, whose size only reading can tell
+        return [[candidates[i]] for i in order[:samples]]
+    indices = [candidates[i] for i in order[:samples]]
+    size = _batch_size(loader)
+    chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
+    if len(chunks) > 1 and len(chunks[-1]) == 1:
+        lonely = chunks.pop()
+        chunks[-1] += lonely
+    return chunks
+
+
+def _candidates(loader: DataLoader) -> list[int]:
+    sampler: Any = loader.sampler
+    # Lightning wraps a user's sampler when it distributes the data.
+    sampler = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)
+    if isinstance(sampler, SubsetRandomSampler):
+        return [int(index) for index in sampler.indices]
+    return list(range(len(loader.dataset)))  # type: ignore[arg-type]
+
+
+def _batch_size(loader: DataLoader) -> int:
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if size is None:  # a sampler of the user's own: as large as its first batch
+        before = Snapshot(loader.batch_sampler)
+        with isolated_rng():
+            size = len(next(iter(loader.batch_sampler)))  # type: ignore[arg-type]
+        before.restore()
+    return int(size)
+
+
+def _read(loader: DataLoader, chunks: Chunks, probe: Probe) -> Iterator[tuple[Any, int]]:
+    """The batches at these indices, leaving the dataset (its caches, counters, generators) as it was."""
+    before = Snapshot(loader.dataset, loader.collate_fn, arrays=False)
+    samples = 0
+    batched = loader.batch_sampler is not None
+    limit = sum(map(len, chunks)) if batched else probe.samples
+    reader: DataLoader = DataLoader(
+        loader.dataset,
+        batch_sampler=chunks if batched else None,
+        batch_size=1 if batched else None,
+        sampler=None if batched else [chunk[0] for chunk in chunks],
+        collate_fn=loader.collate_fn,
+    )
+    try:
+        with isolated_rng(probe.seed):
+            for i, batch in enumerate(reader):
+                n = len(chunks[i]) if batched else count_samples(batch)
+                yield batch, n
+                samples += n
+                if samples >= limit:
+                    break
+    finally:
+        before.restore()
+
+
+def _to_cpu(batch: Any) -> Any:
+    leaves, structure = tree_flatten(batch)
+    return tree_unflatten([x.detach().cpu() if isinstance(x, Tensor) else x for x in leaves], structure)
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two batches are equal, bit by bit."""
+    (leaves, structure), (others, other_structure) = tree_flatten(first), tree_flatten(second)
+    return structure == other_structure and all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
+        for a, b in zip(leaves, others)
+    )
+
+
+def _is_plain(batch: Any) -> bool:
+    """Whether a checkpoint can hold it and be read back without executing code."""
+    if type(batch) in (list, tuple):
+        return all(map(_is_plain, batch))
+    if type(batch) is dict:
+        return all(map(_is_plain, (*batch.keys(), *batch.values())))
+    return type(batch) in (Tensor, int, float, bool, str, bytes, type(None))

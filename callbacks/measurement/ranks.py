@@ -1,0 +1,147 @@
+"""The processes of a run in step with each other, whichever of them fails, and wherever."""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import TypeVar
+
+import torch
+from pytorch_lightning import Trainer
+from torch import Tensor
+
+from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.processes import (
+    SINGLE_PROCESS,
+    FailedElsewhereError,
+    OutOfMemoryElsewhereError,
+    Processes,
+)
+
+__all__ = ["TrainerProcesses", "processes_of"]
+
+T = TypeVar("T")
+
+
+class _Status(IntEnum):
+    """What a process says of itself before it waits for the others."""
+
+    WORKING = 0
+    FAILED = 1
+    OUT_OF_MEMORY = 2
+    ENDED = 3
+    ENDED_BADLY = 4
+    SIGNAL = 5  # and the numbers behind it
+
+
+_LENGTH = _Status.SIGNAL + 4
+# Sizes are compared up to multiples of this, so that sums of their squares are exact.
+_MODULUS = 1_000_003
+
+
+def processes_of(trainer: Trainer) -> Processes:
+    """Those of a trainer, or this one alone."""
+    return TrainerProcesses(trainer) if trainer.world_size > 1 else SINGLE_PROCESS
+
+
+class TrainerProcesses(Processes):
+    """All processes of a trainer, which exchange sums.
+
+    Before every sum each process says how it is, in a message of one fixed size. A process that has failed says so and
+    waits for no sum; the others learn it there and raise. So each failure takes one message of every process, and none
+    is left waiting, unless in a collective operation of the user's own. Whoever catches an error and goes on must have
+    it from `run_on_all`, so that all go on alike.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.rank, self.count = trainer.global_rank, trainer.world_size
+        self._device = trainer.strategy.root_device
+
+    def sum(self, values: Tensor) -> Tensor:
+        moved = values.detach().to(self._device).contiguous()  # before the message: it may fail here alone
+        self._exchange(_Status.WORKING, size=moved.numel())
+        torch.distributed.all_reduce(moved)
+        return moved.to(values.device)
+
+    def run_on_all(self, action: Callable[[], T], signals: Sequence[type[Exception]] = ()) -> T:
+        error: Exception | None = None
+        try:
+            result = action()
+        except Exception as caught:
+            if _is_known(caught):  # from an exchange inside of the action
+                raise
+            error = caught
+        try:
+            self._exchange(_status_of(error, signals), error, signals)
+        finally:
+            error = None  # or this frame, which it holds, would hold it, and all that the action had made
+        return result
+
+    def end(self, *, failed: bool) -> bool:
+        while True:  # until all have come to their ends: some may still have to hear of the failure of another
+            counts, _ = self._count(_Status.ENDED_BADLY if failed else _Status.ENDED)
+            if counts[_Status.ENDED] + counts[_Status.ENDED_BADLY] == self.count:
+                return counts[_Status.ENDED_BADLY] > 0
+
+    def _exchange(
+        self, status: int, error: Exception | None = None, signals: Sequence[type[Exception]] = (), *, size: int = 0
+    ) -> None:
+        """Say how it is here, and how many numbers are to be added up next.
+
+        Raises:
+            Exception: the gravest of all processes: this one's own, or one that stands for it; also if they are about
+                to add up different things, as after a decision that rounding has made differently.
+        """
+        counts, in_step = self._count(status, size)
+        gravest = _gravest(counts)
+        if gravest == _Status.WORKING and in_step:
+            return
+        gravest = max(gravest, _Status.FAILED)
+        if error is None or gravest != status:
+            meant = dict(enumerate(signals, _Status.SIGNAL))
+            error = meant.get(gravest, _ELSEWHERE.get(gravest, FailedElsewhereError))()
+        error.known_to_all = True  # type: ignore[attr-defined]
+        try:
+            raise error
+        finally:
+            error = None
+
+    def _count(self, status: int, size: int = 0) -> tuple[list[int], bool]:
+        """How many processes are in which state, and whether all have the same size to add up."""
+        size %= _MODULUS
+        message = torch.zeros(_LENGTH + 2, dtype=torch.int64, device=self._device)
+        message[status] = 1
+        message[_LENGTH], message[_LENGTH + 1] = size, size**2
+        torch.distributed.all_reduce(message)
+        *counts, sizes, squares = (int(value) for value in message.cpu())
+        # A mean and a mean square that are those of every one: all are equal.
+        return counts, (sizes, squares) == (self.count * size, self.count * size**2)
+
+
+_ELSEWHERE: dict[int, type[FailedElsewhereError]] = {
+    _Status.FAILED: FailedElsewhereError,
+    _Status.OUT_OF_MEMORY: OutOfMemoryElsewhereError,
+}
+
+
+def _is_known(error: BaseException | None) -> bool:
+    """Whether all processes have heard of it, or of what it was made from."""
+    while error is not None and not getattr(error, "known_to_all", False):
+        error = error.__cause__
+    return error is not None
+
+
+def _status_of(error: Exception | None, signals: Sequence[type[Exception]]) -> int:
+    if error is None:
+        return _Status.WORKING
+    for number, signal in enumerate(signals):
+        if isinstance(error, signal):
+            return _Status.SIGNAL + number
+    return _Status.OUT_OF_MEMORY if is_out_of_memory(error) else _Status.FAILED
+
+
+def _gravest(counts: list[int]) -> int:
+    """The same in every process. Who has ended, while others work, has failed where they have not."""
+    if counts[_Status.FAILED] or counts[_Status.ENDED] or counts[_Status.ENDED_BADLY]:
+        return _Status.FAILED
+    if counts[_Status.OUT_OF_MEMORY]:
+        return _Status.OUT_OF_MEMORY
+    return max((status for status in range(_Status.SIGNAL, _LENGTH) if counts[status]), default=_Status.WORKING)

@@ -1,0 +1,112 @@
+"""The samples that were not trained on, and how much larger the loss is there."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_normtheory.callbacks.measurement.probe import Probe
+
+__all__ = ["Gap", "GapMetric", "ValidationProbe"]
+
+
+class ValidationProbe(Probe):
+    """A fixed set of samples of the first validation loader; otherwise as `Probe`.
+
+    * Lightning asks for the validation loaders when it first needs them, and `prepare` never asks in its place: until
+      then, and in a run without validation, there are no batches.
+    * Of an iterable dataset, copies are taken in the first validation. The sanity check is none: a resumed run has no
+      such check, and it may be shorter than the probe.
+    * Loaders that are not run one after the other (a `CombinedLoader` in another mode than ``"sequential"``) give one
+      batch of batches, as in training.
+
+    Batches are cut at the validation loader's batch size.
+
+    Example:
+        >>> ValidationProbe(samples=128).batches(rank=0, world_size=1)
+        []
+    """
+
+    _part: ClassVar[str] = "validation"
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Read the samples, if the loaders are there and it has not been done yet. All processes call it together."""
+        loader = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+        # Loaders that are replaced during a run do not replace the probe.
+        if self._source is None and loader is not None and loader.flattened:
+            super().prepare(trainer)
+
+    def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
+        """Copy a validation batch that passes, until there are enough."""
+        try:
+            super().collect(batch, position, world_size)
+        except ValueError as error:  # no reason to end a training
+            rank_zero_warn(f"A validation batch could not be copied: {error} No generalization gap is measured on it.")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        # The checkpoint may be older than the first validation.
+        self._restored = bool(self._chunks or self._batches)
+
+    def _find(self, trainer: Trainer) -> tuple[Any, Any]:
+        source = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+        assert source is not None  # `prepare` comes first
+        return source, source.flattened[0] if source._mode == "sequential" else source.iterables
+
+    def _on_empty(self) -> None:
+        pass  # no validation data, no gap
+
+
+class Gap(NamedTuple):
+    """The measured generalization gap.
+
+    Attributes:
+        train_loss: the mean loss of the training probe.
+        validation_loss: the mean loss of the validation probe.
+        gap: the second minus the first.
+    """
+
+    train_loss: float
+    validation_loss: float
+    gap: float
+
+
+class GapMetric(Metric):
+    """Accumulates the losses of both probes; every state is a sum, so processes add up to one exact number.
+
+    Args:
+        options: of `torchmetrics.Metric`.
+
+    Example:
+        >>> metric = GapMetric()
+        >>> metric.update(3, torch.tensor(1.0), validation=False)
+        >>> metric.update(1, torch.tensor(5.0), validation=False)
+        >>> metric.update(2, torch.tensor(4.0), validation=True)
+        >>> metric.compute()
+        Gap(train_loss=2.0, validation_loss=4.0, gap=2.0)
+    """
+
+    full_state_update = False
+    samples: Tensor
+    loss_sums: Tensor
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in ("samples", "loss_sums"):  # of the training and of the validation probe
+            self.add_state(name, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, samples: int, loss: Tensor, *, validation: bool) -> None:
+        """Add a batch with its mean loss; of no samples where a process only keeps step with the others."""
+        if samples == 0:
+            return  # whatever the loss is: nothing times infinity is not nothing
+        self.samples[int(validation)] += samples
+        self.loss_sums[int(validation)] += samples * loss.detach()
+
+    def compute(self) -> Gap:
+        """The result over everything added, here and in the other processes."""
+        train, validation = (self.loss_sums / self.samples).tolist()
+        return Gap(train, validation, validation - train)

@@ -1,0 +1,1 @@
+"""Where the numbers go: loggers, the run's file, the terminal."""

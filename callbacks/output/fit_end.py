@@ -1,0 +1,54 @@
+"""What is said at the end of a fit, once for all callbacks of a trainer: from the file, which knows all of them."""
+
+from collections.abc import Callable, Mapping
+
+from pytorch_lightning import Trainer
+
+from lightning_normtheory.callbacks.output import run_file, wandb
+from lightning_normtheory.callbacks.output.messages import say
+from lightning_normtheory.record.history import History, read_histories
+from lightning_normtheory.view.terminal.fit_summary import end_table
+
+__all__ = ["conclude", "layers"]
+
+
+def conclude(trainer: Trainer, warn: Callable[[str, Exception], None]) -> None:
+    """Print the table of the run, and give W&B that of its layers.
+
+    Args:
+        warn: takes what could not be done, and why.
+    """
+    if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
+        return
+    try:
+        path = run_file.folder(trainer) / "normtheory.jsonl"
+        histories = read_histories(path) if path.is_file() else []  # not a device, which may have no end
+        for history in histories:
+            if table := end_table(history):
+                say(trainer, f"\n{table}")
+    except Exception as error:  # noqa: BLE001  # the training is done, whatever happens to its table
+        warn("The table at the end could not be made", error)
+        return
+    try:
+        for history in histories:
+            wandb.log_layer_table(trainer, layers(history), prefix=history.prefix)
+    except Exception as error:  # noqa: BLE001  # of W&B's client
+        warn("W&B did not take the table of the layers", error)
+
+
+def layers(history: History) -> Mapping[str, Mapping[str, float]]:
+    """The last value of every quantity that is measured for each layer.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> row = Row(0, 5, 0.0, {"layers/weight_norm__net_0": 0.5, "layers/ntk_share__net_0": 1.0}, {})
+        >>> layers(History(Path(), "demo", "normtheory", rows=[row]))
+        {'net_0': {'weight_norm': 0.5, 'ntk_share': 1.0}}
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name in history.names():
+        quantity, _, layer = name.removeprefix("layers/").partition("__")
+        if name.startswith("layers/"):
+            found.setdefault(layer, {})[quantity] = history.last(name)
+    return found

@@ -1,0 +1,34 @@
+"""Words for the terminal, where no progress bar writes over them."""
+
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+
+from lightning_normtheory.callbacks.output.progress_bar import bar_kind, clear_line
+
+__all__ = ["say", "warn"]
+
+
+def say(trainer: Trainer, text: str) -> None:
+    """Print a text above the bar, if there is one; else it is a message in Lightning's log. Never fails."""
+    try:
+        clear_line()
+        _above(trainer.progress_bar_callback, bar_kind(trainer), text)
+    except Exception:  # noqa: BLE001  # a user's own bar, a terminal without ‖: the log takes both
+        rank_zero_info(text)
+
+
+def _above(bar: Any, kind: str | None, text: str) -> None:
+    if kind == "tqdm":
+        bar.train_progress_bar.write(text)  # also of a bar that is finished
+    elif kind == "rich":
+        print(text)  # rich redirects standard output, but not the log, to above its display
+    else:
+        rank_zero_info(text)
+
+
+def warn(text: str) -> None:
+    """A warning, in the first process."""
+    clear_line()
+    rank_zero_warn(text)

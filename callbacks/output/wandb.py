@@ -1,0 +1,119 @@
+"""What W&B has to know besides the numbers, which reach it through `pl_module.log` as they reach every logger: the axis
+and the summary of each metric, how the numbers came about, and a table of the layers.
+
+Nothing here imports wandb before a trainer has brought a `WandbLogger`. The functions raise what the client raises: the
+callback that calls them decides what a failure means.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pytorch_lightning import Trainer
+
+from lightning_normtheory.callbacks.output import run_file
+from lightning_normtheory.measuring.rng import isolated_rng
+from lightning_normtheory.record.metrics import find
+
+__all__ = ["define", "describe", "log_layer_table"]
+
+_WANDB_LOGGERS = {"pytorch_lightning.loggers.wandb.WandbLogger", "lightning.pytorch.loggers.wandb.WandbLogger"}
+_CONFIG_KEY = "normtheory"
+# The names that a run knows already. Callbacks share some, and a trainer can go on with the run of another.
+_defined: "WeakKeyDictionary[Any, set[str]]" = WeakKeyDictionary()
+
+
+def define(trainer: Trainer, names: Mapping[str, str]) -> None:
+    """Tell each run of W&B the axis and the summary of metrics that it does not know yet, before their first row.
+
+    `WandbLogger` has defined ``*`` with the axis ``trainer/global_step``. Of two patterns W&B takes any, but an exact
+    name before every pattern.
+
+    Args:
+        names: of the metrics, as they are logged: ``{"normtheory/loss": "loss"}``, with the name without prefix.
+    """
+
+    def define_in(logger: Any) -> None:
+        known = _defined.setdefault(logger.experiment, set())
+        for name, bare in names.items():
+            logged = _as_logged(logger, name)
+            if logged not in known and "*" not in logged:  # a layer can be called anything; a star makes a pattern
+                logger.experiment.define_metric(
+                    logged, step_metric=_as_logged(logger, "epoch"), summary=find(bare).summary
+                )
+                known.add(logged)
+
+    _for_each_run(trainer, define_in)
+
+
+def describe(trainer: Trainer, settings: Mapping[str, Any]) -> None:
+    """Put the settings of a callback into the config of each run, ``normtheory.<callback>``, beside the versions.
+
+    Two callbacks of one class differ in their prefix, which then belongs to the name. A resumed run gets what is true
+    now.
+    """
+    name = settings["callback"]
+    if settings["prefix"] != _CONFIG_KEY:
+        name = f"{name} {settings['prefix']}"
+
+    def describe_in(logger: Any) -> None:
+        config = logger.experiment.config
+        before = config.get(_CONFIG_KEY, {})
+        if not isinstance(before, Mapping):
+            raise ValueError(
+                f"Expected the run's config to have nothing under {_CONFIG_KEY!r}, where the settings of the callbacks "
+                f"belong, but got {before!r}. Give that hyperparameter another name."
+            )
+        after = {**before, name: dict(settings), "versions": dict(run_file.versions())}
+        if after != before:
+            config.update({_CONFIG_KEY: after}, allow_val_change=True)
+
+    _for_each_run(trainer, describe_in)
+
+
+def log_layer_table(trainer: Trainer, layers: Mapping[str, Mapping[str, float]], *, prefix: str = "normtheory") -> None:
+    """Log ``<prefix>_layers/table`` at the last finished epoch: a row for each layer, a column for each quantity.
+
+    For the end of a fit: W&B makes an artifact of every table.
+    """
+    quantities = list(dict.fromkeys(quantity for values in layers.values() for quantity in values))
+    rows = [[layer, *(values.get(quantity) for quantity in quantities)] for layer, values in layers.items()]
+
+    def log_in(logger: Any) -> None:
+        # Not a dependency of this floor: whoever has this logger has it.
+        table = import_module("wandb").Table(columns=["layer", *quantities], data=rows)
+        # The step of the epoch's other metrics, which Lightning counts from 0. It becomes a column of the row, not the
+        # `step=` of W&B, which would drop the row.
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+        logger.log_metrics({f"{prefix}_layers/table": table, "epoch": trainer.current_epoch - 1}, step)
+
+    if layers:
+        _for_each_run(trainer, log_in)
+
+
+def _for_each_run(trainer: Trainer, action: Callable[[Any], None]) -> None:
+    """Do it for the loggers of W&B, in the one process that has a run. An error waits until all have had their turn."""
+    if not trainer.is_global_zero:
+        return
+    errors = []
+    # A seed that is new each time: ids that the client might draw have to differ between runs.
+    with isolated_rng(secrets.randbits(32)):
+        for logger in filter(_is_wandb, trainer.loggers):
+            try:
+                action(logger)
+            except Exception as error:  # noqa: BLE001  # raised below
+                errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _is_wandb(logger: object) -> bool:
+    """Also one of a class that the user has derived."""
+    return any(f"{base.__module__}.{base.__qualname__}" in _WANDB_LOGGERS for base in type(logger).__mro__)
+
+
+def _as_logged(logger: Any, name: str) -> str:
+    """A logger can have a prefix of its own, which Lightning puts before every name."""
+    return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{name}" if logger._prefix else name

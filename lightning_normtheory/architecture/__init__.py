@@ -1,0 +1,1 @@
+"""The forward pass recorded as a graph of operations."""

@@ -1,0 +1,229 @@
+"""A network that is one chain of layers, with what the constants of the theorems need to know of each."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.architecture.activations import ActivationConstants
+from lightning_normtheory.architecture.operations import (
+    Activation,
+    Affine,
+    FixedMap,
+    MaxPooling,
+    Opaque,
+    Operation,
+    Scaling,
+    Sum,
+    walk,
+)
+
+__all__ = ["Chain", "Link", "LinkBounds", "chain_of", "link_bounds"]
+
+# sup ‖D²(v/‖v‖)[u, u']‖ over unit vectors, times ‖v‖².
+_DIRECTION = 2 / math.sqrt(3)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One layer: z = ν(W h + b) on patches, h' = φ(z).
+
+    Attributes:
+        affine: W and b.
+        before: the norm of the fixed linear maps between the last activation and W, an average pooling for example.
+        after: the number ν that z is multiplied by, 1/√m for example.
+        factor: what of ``before`` is a number that h is multiplied by.
+        activation: φ; ``None`` at the output.
+    """
+
+    affine: Affine
+    before: float
+    after: float
+    factor: float
+    activation: ActivationConstants | None
+
+    @cached_property
+    def lengths_and_norms(self) -> tuple[Tensor, Tensor]:
+        """|g_i| and ‖v_i‖ of a WeightNorm."""
+        g, v = self.affine.origin.tensors
+        return g.detach().double().abs().flatten(), _unit_norms(g, v)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """f = the links one after the other; the last has no activation."""
+
+    links: tuple[Link, ...]
+
+    @property
+    def depth(self) -> int:
+        """L, the number of hidden layers."""
+        return len(self.links) - 1
+
+    @property
+    def head(self) -> Link:
+        return self.links[-1]
+
+    @property
+    def outputs(self) -> int:
+        return self.head.affine.size
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All weights and biases, the parts of WeightNorm by themselves."""
+        origins = [origin for link in self.links for origin in (link.affine.origin, link.affine.bias_origin)]
+        return [tensor for origin in origins if origin is not None for tensor in origin.tensors]
+
+
+def chain_of(output: Operation) -> Chain | str:
+    """The chain that a recorded forward pass is, or why it is none.
+
+    Example:
+        >>> from torch import nn
+        >>> from lightning_normtheory.architecture.recorder import record_forward
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> chain = chain_of(record_forward(net, torch.randn(2, 3)))
+        >>> chain.depth, chain.outputs, chain.links[0].activation.name
+        (1, 2, 'tanh')
+    """
+    steps = list(walk(output))
+    problems = [problem for kind in (True, False) for step in steps if (problem := _problem(step, opaque=kind))]
+    if problems:
+        return problems[0]
+    links: list[Link] = []
+    affine: Affine | None = None
+    before, after, factor = 1.0, 1.0, 1.0
+    for step in steps:
+        if isinstance(step, Affine):
+            if affine is not None:
+                return f"{step.origin.name!r} follows another layer without an activation between them"
+            affine, after = step, 1.0
+        elif isinstance(step, Activation):
+            if affine is None:
+                return f"the activation {step.constants.name} follows no layer"
+            links.append(Link(affine, before, after, factor, step.constants))
+            affine, before, after, factor = None, 1.0, 1.0, 1.0
+        elif isinstance(step, (FixedMap, Scaling)):
+            if affine is None:
+                before *= step.norm
+                factor *= step.norm if isinstance(step, Scaling) else 1.0
+            elif isinstance(step, FixedMap) and (step.norm != 1 or step.size != affine.size):
+                return "an average or a padding is between a layer and its activation"
+            else:
+                after *= step.norm
+    if affine is None:
+        return "its last step is no linear layer"
+    return _shared(links, affine) or Chain((*links, Link(affine, before, after, factor, None)))
+
+
+def _problem(step: Operation, *, opaque: bool) -> str:
+    """Why a step is in no chain: first of all, that nothing is known of it."""
+    if opaque or isinstance(step, Opaque):
+        return step.reason if isinstance(step, Opaque) else ""
+    if isinstance(step, Activation) and step.trained:
+        return f"the activation {step.constants.name} is trained"
+    if isinstance(step, MaxPooling):
+        return "a maximum pooling is not smooth"
+    if isinstance(step, Sum):
+        return "it branches: values are added or concatenated"
+    if isinstance(step, Scaling) and (step.trained or not step.is_number):
+        return "a BatchNorm, or a trained scale, follows a layer"
+    if isinstance(step, Scaling) and step.shift is not None and bool(step.shift.any()):
+        return "a constant is added between the layers"
+    if isinstance(step, Affine):
+        for origin in (step.origin, step.bias_origin):
+            if origin is not None and origin.kind == "computed":
+                return f"{origin.name!r} is computed from parameters by something else than WeightNorm"
+    return ""
+
+
+def _shared(links: list[Link], head: Affine) -> str:
+    """Whether two layers use the same parameter: then their derivatives add up, and no bound here counts that."""
+    used: dict[int, tuple[str, bool]] = {}  # by memory: a view or a detached tensor is the same parameter
+    for affine in (*(link.affine for link in links), head):
+        for origin in (affine.origin, affine.bias_origin):
+            for tensor in () if origin is None else origin.tensors:
+                memory = tensor.data_ptr()
+                name, trained = used.get(memory, ("", False))
+                if memory in used and (trained or tensor.requires_grad):
+                    return f"two layers share the parameters of {name!r}"
+                used[memory] = ("" if origin is None else origin.name, tensor.requires_grad)
+    return ""
+
+
+class LinkBounds(NamedTuple):
+    """Of one layer, for all parameters within a distance ρ of those it has.
+
+    Attributes:
+        spectral: T ≥ ‖ν A‖₂.
+        row: the largest norm of a row of νA.
+        bias: ‖νb‖.
+        first: M ≥ ‖ν DW[u]‖_F for unit u, the derivative in the layer's parameters.
+        second: S ≥ ‖ν D²W[u, u']‖_F.
+        bias_gradient: ‖∂z/∂b‖, zero where it is not trained.
+        reach: √ of in how many patches an entry of h is.
+    """
+
+    spectral: float
+    row: float
+    bias: float
+    first: float
+    second: float
+    bias_gradient: float
+    reach: float
+
+
+def link_bounds(link: Link, radius: float, *, directions_shrink: bool = False) -> LinkBounds:
+    """Bounds for all parameters of a ball of this radius.
+
+    Args:
+        directions_shrink: whether the ‖v‖ of a WeightNorm may become less, by ``radius``. Not along a step of gradient
+            descent, where ∇_v L ⟂ v.
+    """
+    affine, scale = link.affine, abs(link.after)
+    first, second = _derivatives(link, radius, directions_shrink=directions_shrink)
+    drift = first * radius
+    reach = math.sqrt(affine.reach)
+    positions = math.sqrt(affine.positions)
+    trained_bias = affine.bias_origin is not None and any(t.requires_grad for t in affine.bias_origin.tensors)
+    return LinkBounds(
+        spectral=scale * (affine.spectral + reach * drift),
+        row=scale * (affine.row + drift),
+        bias=scale * (affine.bias_norm + (positions * radius if trained_bias else 0.0)),
+        first=scale * first,
+        second=scale * second,
+        bias_gradient=scale * positions if trained_bias else 0.0,
+        reach=reach,
+    )
+
+
+def _derivatives(link: Link, radius: float, *, directions_shrink: bool) -> tuple[float, float]:
+    """M and S of W as a function of the parameters it is made of."""
+    origin = link.affine.origin
+    if origin.kind != "weight_norm":
+        return (1.0, 0.0) if any(t.requires_grad for t in origin.tensors) else (0.0, 0.0)
+    g, v = origin.tensors
+    lengths, norms = link.lengths_and_norms
+    if directions_shrink:
+        norms = norms - radius
+        if not bool((norms > 0).all()):
+            return math.inf, math.inf
+    if g.requires_grad:
+        lengths = lengths + radius
+    by_direction = lengths / norms if v.requires_grad else torch.zeros_like(lengths)
+    by_length = torch.full_like(lengths, float(g.requires_grad))
+    # With u = (u_g, u_v): D²w[u, u] = 2 u_g u_v⊥/‖v‖ + g D²(v/‖v‖)[u_v, u_v].
+    bend = _DIRECTION * by_direction / norms
+    mixed = float(g.requires_grad and v.requires_grad) / norms
+    second = (bend + (bend.square() + 4 * mixed.square()).sqrt()) / 2
+    return float(torch.maximum(by_direction, by_length).max()), float(second.max())
+
+
+def _unit_norms(g: Tensor, v: Tensor) -> Tensor:
+    """‖v_i‖ in the order of g."""
+    axes = [axis for axis in range(v.dim()) if g.dim() == 0 or g.shape[axis] == 1]
+    v = v.detach()
+    return (torch.linalg.vector_norm(v, dim=axes, dtype=torch.float64) if axes else v.double().abs()).flatten()

@@ -1,0 +1,154 @@
+"""Steps that are linear, or affine, in the value they act on, and poolings: their weights and norms."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.architecture.calls import TorchCall, opaque_result, per_axis
+from lightning_normtheory.architecture.operations import Affine, FixedMap, MaxPooling, Operation, Origin, Scaling
+
+__all__ = ["affine_step", "linear_step"]
+
+# What does not change a value, or only its form. Whether samples stay apart is tried out.
+# fmt: off
+_RESHAPES = frozenset({
+    "flatten", "view", "reshape", "view_as", "reshape_as", "permute", "transpose", "movedim", "moveaxis", "swapaxes",
+    "squeeze", "unsqueeze", "unflatten", "contiguous", "clone", "dropout", "dropout1d", "dropout2d", "dropout3d",
+    "feature_dropout", "alpha_dropout", "__getitem__", "narrow", "chunk", "split", "to", "float", "double", "half",
+    "type", "identity", "channel_shuffle", "pixel_shuffle", "pixel_unshuffle",
+})
+# fmt: on
+_CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+
+
+def affine_step(call: TorchCall, result: Tensor, origin: Callable[[Tensor], Origin]) -> Affine | None:
+    """A Linear or a convolution, in any of torch's forms; ``origin`` knows where a weight comes from."""
+    reach = 1
+    if call.name == "linear":
+        x, weight, bias = call.arguments(("input", "weight", "bias"))
+    elif call.name in ("matmul", "mm", "__matmul__"):
+        (x, transposed), bias = call.arguments(("input", "other")), None
+        if not isinstance(transposed, Tensor) or transposed.dim() != 2 or call.tracked(transposed):
+            return None
+        weight = transposed.mT
+    elif call.name in _CONVOLUTIONS:
+        x, weight, bias = call.arguments(("input", "weight", "bias"))
+        reach = _reach(call, result, weight)
+    else:
+        return None
+    if call.tracked(weight) or call.tracked(bias) or not call.tracked(x):
+        return None
+    matrix = weight.detach().flatten(1)
+    return Affine(
+        call.nodes,
+        tuple(result.shape[1:]),
+        call.replay,
+        matrix,
+        None if bias is None else bias.detach(),
+        origin(transposed if call.name not in ("linear", *_CONVOLUTIONS) else weight),
+        None if bias is None else origin(bias),
+        positions=math.prod(result.shape[1:]) // len(matrix),
+        reach=reach,
+        units_first=call.name in _CONVOLUTIONS,
+    )
+
+
+def _reach(call: TorchCall, result: Tensor, weight: Tensor) -> int:
+    """In how many patches an entry of the input can be."""
+    axes = _CONVOLUTIONS[call.name]
+    stride, dilation = (per_axis(call.option(i, name, 1), axes) for i, name in ((3, "stride"), (5, "dilation")))
+    counts = [
+        # The taps of a dilated kernel may all fall on one stride.
+        min(k if d > 1 and s > 1 else math.ceil(k / s), out)
+        for k, s, d, out in zip(weight.shape[2:], stride, dilation, result.shape[2:])
+    ]
+    return math.prod(counts)
+
+
+def linear_step(call: TorchCall, result: Tensor) -> Operation | None:
+    """A fixed linear map, a BatchNorm or a pooling; ``None`` if it is none of these."""
+    return _fixed_map(call, result) or _pooling(call, result)
+
+
+def _fixed_map(call: TorchCall, result: Tensor) -> Operation | None:
+    shape = tuple(result.shape[1:])
+    if call.name == "batch_norm":
+        return _batch_norm(call, result)
+    if len(call.nodes) != 1 or not call.tracked(call.args[0] if call.args else None):
+        return None
+    if call.name in _RESHAPES:
+        return FixedMap(call.nodes, shape, call.replay) if _keeps_samples_apart(call, result) else None
+    if call.name == "pad":
+        mode, value = call.option(2, "mode", "constant"), call.option(3, "value", None)
+        zero = mode == "constant" and not value
+        return FixedMap(call.nodes, shape, call.replay) if zero else None
+    if call.name == "mean":
+        axes = call.option(1, "dim", None)
+        axes = [axes] if isinstance(axes, int) else axes
+        if not axes or any(axis % (len(call.nodes[0].shape) + 1) == 0 for axis in axes):
+            return None
+        averaged = math.prod(call.nodes[0].shape) / max(math.prod(shape), 1)
+        return FixedMap(call.nodes, shape, call.replay, averaged**-0.5)
+    return None
+
+
+def _keeps_samples_apart(call: TorchCall, result: Tensor) -> bool:
+    """Whether the samples in another order give the same values in that order, each of them once."""
+    n, shape = len(result), call.nodes[0].shape
+    if (call.option(2, "training", False) is True and "dropout" in call.name) or not result.is_floating_point():
+        return False
+    marks = torch.arange(n * math.prod(shape), dtype=torch.float64).reshape(n, *shape)
+    try:
+        moved, straight = call.replay(marks.flip(0)), call.replay(marks)
+    except Exception:  # noqa: BLE001  # say, another dtype
+        return False
+    entries = straight.reshape(len(straight), -1)
+    distinct = all(len(row.unique()) == len(row) for row in entries)
+    return distinct and torch.equal(moved.flip(0), straight) and entries.shape == (n, result[0].numel())
+
+
+def _batch_norm(call: TorchCall, result: Tensor) -> Operation | None:
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    _, mean, var, weight, bias, training, _, eps = call.arguments(names)
+    if training or mean is None:
+        return opaque_result(call.sources, result, "a BatchNorm with the statistics of the batch couples the samples")
+    scale = (1 if weight is None else weight.detach()) / torch.sqrt(var + (1e-5 if eps is None else eps))
+    shift = (0 if bias is None else bias.detach()) - mean * scale
+    form = (-1,) + (1,) * (result.dim() - 2)
+    trained = any(p is not None and p.requires_grad for p in (weight, bias))
+    return Scaling(call.nodes, tuple(result.shape[1:]), call.replay, scale.reshape(form), shift.reshape(form), trained)
+
+
+def _pooling(call: TorchCall, result: Tensor) -> Operation | None:
+    name, _, dimensions = call.name.partition("_pool")
+    if len(call.nodes) != 1 or not dimensions.endswith("d"):
+        return None
+    axes = int(dimensions[0])
+    before, after = call.nodes[0].shape[-axes:], result.shape[-axes:]
+    if name.startswith("adaptive"):
+        if any(b < a for b, a in zip(before, after)):
+            return None
+        # Windows of ⌊b/a⌋ to ⌈b/a⌉ + 1 entries; they overlap unless a divides b.
+        sizes = [b // a for b, a in zip(before, after)]
+        largest = [b // a if b % a == 0 else b // a + 2 for b, a in zip(before, after)]
+        reaches = [1 if b % a == 0 else 2 for b, a in zip(before, after)]
+    else:
+        kernel = per_axis(call.option(1, "kernel_size", 1), axes)
+        stride = per_axis(call.option(2, "stride", None) or kernel, axes)
+        dilation = per_axis(call.option(4, "dilation", 1), axes) if name == "max" else [1] * axes
+        sizes = largest = kernel
+        reaches = [k if d > 1 else math.ceil(k / s) for k, s, d in zip(kernel, stride, dilation)]
+    shape, reach = tuple(result.shape[1:]), math.prod(reaches)
+    if name in ("max", "adaptive_max"):
+        return MaxPooling(call.nodes, shape, call.replay, math.prod(largest), reach)
+    if name not in ("avg", "adaptive_avg") or call.option(6, "divisor_override", None) is not None:
+        return None
+    # Windows that are cut at the border may divide by what is left of them.
+    smallest = 1 if name == "avg" and _is_cut(call) else math.prod(sizes)
+    return FixedMap(call.nodes, shape, call.replay, math.sqrt(reach / smallest))
+
+
+def _is_cut(call: TorchCall) -> bool:
+    return bool(call.option(4, "ceil_mode", False)) or call.option(5, "count_include_pad", True) is False

@@ -1,0 +1,1 @@
+"""Derivatives that autograd alone gets wrong or cannot give."""

@@ -1,0 +1,1 @@
+"""Hessian products, eigenvalues, and the edge of stability."""

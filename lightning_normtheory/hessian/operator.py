@@ -1,0 +1,289 @@
+"""The Hessian of the loss as a linear map: products with vectors, right on WeightNorm and BatchNorm."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_normtheory.autodiff.second_derivatives import (
+    explain_second_derivative,
+    refuse_wrong_second_derivatives,
+    twice_differentiable,
+)
+from lightning_normtheory.autodiff.weight_norm import DifferentiatedInside, EffectiveWeights
+from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.measuring.progress import tick
+from lightning_normtheory.measuring.rng import isolated_rng
+from lightning_normtheory.model.checks import count_samples, list_batches, require_graph, trainable_parameters
+from lightning_normtheory.model.parameters import FlatParameters
+
+__all__ = ["LossHessian", "Memory", "hessian_operator", "hessian_vector_product"]
+
+Memory = Literal["high", "low"]
+LossOfBatch = Callable[[], tuple[Tensor, int]]
+Exchange = Callable[[Callable[[], Tensor]], Tensor]
+
+
+def hessian_vector_product(
+    model: nn.Module,
+    loss: Callable[[Tensor, Any], Tensor],
+    batches: Iterable[tuple[Any, Any]],
+    vector: Mapping[str, Tensor],
+    *,
+    batch_stats: bool | None = None,
+) -> dict[str, Tensor]:
+    """∇²L(θ)·vector with L = (1/n) Σ_i ℓ(f(x_i), y_i), exact over all batches, by differentiating twice.
+
+    PyTorch's own second derivative of a WeightNorm is wrong; this one is not (see `EffectiveWeights`). For many
+    products with one Hessian, `hessian_operator` keeps the graph.
+
+    Args:
+        model: f; its outputs have the samples in front.
+        loss: ``loss(output, target)``, a mean over the samples of a batch.
+        batches: pairs ``(x, y)``. Batches of different sizes are weighted by their size.
+        vector: a tensor for every trainable parameter, by its name in ``model.named_parameters()``.
+        batch_stats: whether BatchNorm uses the statistics of each batch; ``None``: as the model is set.
+
+    Returns:
+        The product by parameter name, in the shapes of the parameters; zero where the loss does not curve.
+
+    Example:
+        f = wx, L = ½Σ(wx_i − y_i)² over two samples: L'' = x_1² + x_2²
+
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> x, y = torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [1.0]])
+        >>> hessian_vector_product(model, nn.functional.mse_loss, [(x, y)], {"weight": torch.ones(1, 1)})
+        {'weight': tensor([[10.]])}
+    """
+    with hessian_operator(model, loss, batches, batch_stats=batch_stats, memory="low") as hessian:
+        return hessian.space.unflatten(hessian @ hessian.space.flatten(vector))
+
+
+@contextmanager
+def hessian_operator(
+    model: nn.Module,
+    loss: Callable[[Tensor, Any], Tensor],
+    batches: Iterable[tuple[Any, Any]],
+    *,
+    batch_stats: bool | None = None,
+    memory: Memory = "high",
+) -> Iterator["LossHessian"]:
+    """The Hessian of the mean loss, for as many products as wanted; nothing of it is left in the model afterwards.
+
+    The arguments are those of `hessian_vector_product`, and of `LossHessian` for ``memory``.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> x, y = torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [1.0]])
+        >>> with hessian_operator(model, nn.functional.mse_loss, [(x, y)]) as hessian:
+        ...     [float(hessian @ torch.tensor([t])) for t in (1.0, 2.0)]
+        [10.0, 20.0]
+    """
+
+    parameters = trainable_parameters(model)
+    batches = list_batches(batches)
+    with preserve_state(model, batch_stats=batch_stats) as reset_buffers, torch.enable_grad():
+
+        def loss_of(x: Any, y: Any) -> tuple[Tensor, int]:
+            reset_buffers()
+            output = model(x)
+            return loss(output, y), count_samples(output)
+
+        hessian = LossHessian(parameters, [partial(loss_of, x, y) for x, y in batches], memory=memory)
+        try:
+            yield hessian
+        finally:
+            hessian.release()
+
+
+class LossHessian:
+    """H = ∇²L of L = (1/n) Σ_b n_b L_b as a symmetric map of flat vectors: ``hessian @ vector``.
+
+    The gradient is differentiated in the direction of the vector, H v = ∂/∂u ⟨∇L(u), v⟩, where u are the parameters
+    and, for weights under WeightNorm, the effective weights; `WeightNormMap` takes the result back to lengths and
+    directions. The model must be left as it is between the first product and the last.
+
+    Args:
+        parameters: θ by name.
+        losses: for each batch a function that returns its mean loss and its number of samples.
+        memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` builds it again, batch by batch,
+            for each. Where the device runs out of memory, the first becomes the second, unless there is an exchange.
+        exchange: ``exchange(part)`` returns the sum over all processes of what ``part()`` is in each.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        losses: Sequence[LossOfBatch],
+        *,
+        memory: Memory = "high",
+        exchange: Exchange | None = None,
+    ) -> None:
+        if memory not in ("high", "low"):
+            raise ValueError(f"Expected memory to be 'high' or 'low', but got {memory!r}.")
+        self.space = FlatParameters(parameters)
+        self._losses = losses
+        self._memory = memory
+        self._exchange, self._exchanges = exchange or (lambda part: part()), exchange is not None
+        self._weights = EffectiveWeights()
+        self._graphs: list[_GradientGraph] = []
+        # This process's part of ∂L/∂w for each effective weight: what ∇²w is contracted with.
+        self._slopes: dict[Tensor, Tensor] = {}
+        self._gradient: Tensor | None = None
+        self._samples = 0.0
+        self._released = False
+
+    @property
+    def gradient(self) -> Tensor:
+        """∇L (p,), a by-product of the first product."""
+        if self._gradient is None:
+            total = self._exchange(self._gradient_sum)
+            self._samples = float(total[-1])
+            if self._samples == 0:
+                raise ValueError("Expected at least one sample, but the batches hold none.")
+            self._gradient = total[:-1] / self._samples
+            for each in self._weights.maps.values():
+                if each.w in self._slopes:
+                    each.set_slope(self._slopes[each.w] / self._samples)
+        return self._gradient
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        """H v, both (p,)."""
+        if self._released:
+            raise RuntimeError("Expected a product inside of the with block: outside, the model is no longer the same.")
+        if vector.shape != (self.space.size,):
+            raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
+        _ = self.gradient  # which counts the samples
+        product = self._exchange(lambda: self._weighted_product(vector.detach()))
+        # The sum is the quicker test; it may also overflow.
+        if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
+            raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
+        return product
+
+    def release(self) -> None:
+        """Let go of the graphs; there are no products after this."""
+        self._released = True
+        self._drop_graphs()
+
+    def _drop_graphs(self) -> None:
+        self._graphs.clear()
+        self._slopes.clear()
+        self._weights.maps.clear()
+
+    # -- this process's part -------------------------------------------------------------------------------------------
+
+    def _gradient_sum(self) -> Tensor:
+        try:
+            return self._collect_gradients()
+        except DifferentiatedInside:
+            self._weights.composed = True
+        except Exception as error:
+            # Several processes take to less memory together, or not at all: whoever exchanges decides.
+            if self._exchanges or self._memory == "low" or not is_out_of_memory(error):
+                raise
+            self._memory = "low"
+        # Not in an except clause: there the traceback still holds the last graph.
+        self._drop_graphs()
+        return self._gradient_sum()
+
+    def _collect_gradients(self) -> Tensor:
+        sums: dict[Tensor, Tensor] = {}
+        samples = 0
+        for index in range(len(self._losses)):
+            tick("batch")
+            graph = self._differentiate(index)
+            if graph.samples:
+                _add(sums, zip(graph.leaves, graph.gradients), graph.samples, self.space.dtype)
+                samples += graph.samples
+            if self._memory == "high":
+                self._graphs.append(graph)
+        for each in self._weights.maps.values():
+            if each.w in sums:
+                self._slopes[each.w] = sums.pop(each.w)
+                _add(sums, zip((each.g, each.v), each.pull(self._slopes[each.w])), 1, self.space.dtype)
+        count = torch.tensor([float(samples)], dtype=self.space.dtype, device=self.space.device)
+        return torch.cat([self.space.join(sums), count])
+
+    def _differentiate(self, index: int) -> "_GradientGraph":
+        # The same random numbers each time: every product must be one with the same Hessian.
+        with isolated_rng(index), self._weights, self._weights.in_backward(), twice_differentiable():
+            loss, samples = self._losses[index]()
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"Expected the loss as a tensor, but got {type(loss).__name__}.")
+        if loss.numel() != 1:
+            raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
+        require_graph(loss, "a loss")
+        if not math.isfinite(float(loss.detach())):
+            raise FloatingPointError(
+                f"Expected a finite loss, but batch {index} gives {float(loss.detach())}: it has no curvature."
+            )
+        refuse_wrong_second_derivatives(loss)
+        leaves = [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
+        with self._weights.in_backward(), twice_differentiable():
+            gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)
+        return _GradientGraph(loss, samples, leaves, gradients)
+
+    def _weighted_product(self, vector: Tensor) -> Tensor:
+        tangents = self.space.views(vector)
+        for each in self._weights.maps.values():
+            # A length or a direction that is frozen does not move.
+            tangents.update({p: torch.zeros_like(p) for p in (each.g, each.v) if p not in tangents})
+            tangents[each.w] = each.push(tangents[each.g], tangents[each.v])
+        curvature: dict[Tensor, Tensor] = {}
+        for index in range(len(self._losses)):
+            graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)
+            # Also of a batch that does not count: its backward pass may wait for other processes.
+            with self._weights.in_backward(), twice_differentiable():
+                along = graph.along(tangents, keep=self._memory == "high")
+            if graph.samples == self._samples:  # the only one: nothing to add up
+                curvature = dict(along)
+            elif graph.samples:
+                _add(curvature, along, graph.samples / self._samples, self.space.dtype)
+        for each in self._weights.maps.values():
+            if each.w in self._slopes:
+                a_dot = curvature.pop(each.w) if each.w in curvature else torch.zeros_like(each.w)
+                for parameter, moved in zip((each.g, each.v), each.pull_tangent(a_dot)):
+                    curvature[parameter] = curvature[parameter] + moved if parameter in curvature else moved
+        return self.space.join(curvature)
+
+
+class _GradientGraph:
+    """The gradient of one batch's loss at the leaves, with the graph that leads to it."""
+
+    def __init__(self, loss: Tensor, samples: int, leaves: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        self.samples = samples
+        self._loss = loss
+        entering = [(leaf, gradient) for leaf, gradient in zip(leaves, gradients) if gradient is not None]
+        self.leaves = [leaf for leaf, _ in entering]
+        self._with_graph = [gradient for _, gradient in entering]
+        self.gradients = [gradient.detach() for gradient in self._with_graph]
+
+    def along(self, tangents: Mapping[Tensor, Tensor], *, keep: bool) -> list[tuple[Tensor, Tensor]]:
+        """The derivative of the gradient along the tangents, by leaf; ``keep`` the graph for the next time."""
+        # A loss that is linear in a parameter has a constant gradient there: nothing to differentiate.
+        curved = [(g, leaf) for g, leaf in zip(self._with_graph, self.leaves) if g.requires_grad]
+        if not curved:
+            return []
+        outputs = [gradient for gradient, _ in curved]
+        directions = [tangents[leaf].to(gradient) for gradient, leaf in curved]
+        try:
+            products = torch.autograd.grad(outputs, self.leaves, directions, retain_graph=keep, allow_unused=True)
+        except RuntimeError as error:
+            raise explain_second_derivative(self._loss, error) from error
+        return [(leaf, value) for leaf, value in zip(self.leaves, products) if value is not None]
+
+
+def _add(
+    sums: dict[Tensor, Tensor], values: Iterable[tuple[Tensor, Tensor]], weight: float, dtype: torch.dtype
+) -> None:
+    """Weighted sums by leaf, in memory of their own: what autograd returns may be the tangents themselves."""
+    for leaf, value in values:
+        if leaf in sums:
+            sums[leaf].add_(value, alpha=weight)
+        else:
+            sums[leaf] = value.to(dtype) * weight

@@ -1,0 +1,218 @@
+"""The curvature of the predictor: ‖∇²f_h(θ; x_i)‖₂ of every sample, the largest over the outputs."""
+
+import itertools
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp, vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from lightning_normtheory.autodiff.second_derivatives import twice_differentiable
+from lightning_normtheory.autodiff.weight_norm import ComposedWeightNorm
+from lightning_normtheory.hessian.eigenvalues import check_options
+from lightning_normtheory.hessian.operator import LossHessian
+from lightning_normtheory.linalg.eigensolvers import batched_lanczos, lanczos
+from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.model.checks import count_samples, has_samples, some_samples, trainable_parameters
+from lightning_normtheory.model.layers import with_batch_statistics
+from lightning_normtheory.model.parameters import FlatParameters
+
+__all__ = ["PredictorHessian", "predictor_hessian", "predictor_hessian_norm"]
+
+# Each sample and output that is handled at the same time needs a Lanczos basis and what autograd holds in between, in
+# vectors of the size of θ; as many are handled as fit into these bytes.
+_BASIS, _BETWEEN, _BYTES = 16, 8, 2**30
+
+
+class PredictorHessian(NamedTuple):
+    """The result of `predictor_hessian`.
+
+    Attributes:
+        norms: ‖∇²f(θ; x_i)‖₂ (n,), the largest over the outputs.
+        residuals: for each, how far the nearest |eigenvalue| of that output can be (n,).
+        hvps: products with one sample's Hessian, over all samples and outputs.
+    """
+
+    norms: Tensor
+    residuals: Tensor
+    hvps: int
+
+
+def predictor_hessian_norm(
+    model: nn.Module, x: Any, *, tol: float = 1e-2, max_hvps: int = 200, batch_stats: bool | None = None
+) -> Tensor:
+    """‖∇²f(θ; x_i)‖₂ = max over eigenvalues and outputs h of |λ(∇²_θ f_h(θ; x_i))|, as (n,).
+
+    The quantity that WN, Theorem 4.1, and RSC, Theorem 4.1, bound. A warning says when a sample has not met ``tol``.
+
+    Args:
+        model: f; outputs of shape (n, …), where everything behind the samples counts as the outputs.
+        x: the input (n, …), or a list or dict of tensors that all have the samples in front.
+        tol: the relative residual at which to stop; the norm itself errs by about its square.
+        max_hvps: the number of products per sample and output after which to stop in any case.
+        batch_stats: whether BatchNorm uses the statistics of the batch, which couples the samples and makes this slow;
+            ``None``: as the model is set.
+
+    Example:
+        f = a·b·x has the Hessian [[0, x], [x, 0]] in (a, b)
+
+        >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+        >>> predictor_hessian_norm(model, torch.tensor([[1.0], [-3.0]]))
+        tensor([1., 3.])
+    """
+    result = predictor_hessian(model, x, tol=tol, max_hvps=max_hvps, batch_stats=batch_stats)
+    late = int((result.residuals > tol * result.norms).sum())
+    if late:
+        warnings.warn(
+            f"{late} of {len(result.norms)} norms have not met tol={tol} within {max_hvps} products each: they are only"
+            " lower bounds. Raise max_hvps.",
+            stacklevel=2,
+        )
+    return result.norms
+
+
+def predictor_hessian(
+    model: nn.Module,
+    x: Any,
+    *,
+    tol: float = 1e-2,
+    max_hvps: int = 200,
+    batch_stats: bool | None = None,
+    first: int | None = None,
+) -> PredictorHessian:
+    """As `predictor_hessian_norm`, with residuals and cost instead of a warning.
+
+    Args:
+        first: of how many samples; the others count in the statistics of the batch.
+    """
+    check_options(method="lanczos", which="magnitude", tol=tol, max_hvps=max_hvps, memory="high")
+    parameters = trainable_parameters(model)
+    with preserve_state(model, batch_stats=batch_stats) as reset_buffers, torch.enable_grad():
+        together = model(x)
+        n = count_samples(together)
+        if n == 0:
+            raise ValueError("Expected at least one sample, but the input holds none.")
+        k, asked = together[0].numel(), n if first is None else min(first, n)
+        coupled = with_batch_statistics(model) or not _alone_as_together(model, parameters, x, together)
+        del together
+        if not coupled:
+            try:
+                with warnings.catch_warnings():  # torch's own use of what it has deprecated
+                    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
+                    own = some_samples(x, n, slice(asked))
+                    return _independent(model, parameters, own, asked, k, tol, max_hvps)
+            except (RuntimeError, NotImplementedError, MemoryError):
+                pass  # too much at once, or an operation that vmap or forward mode does not know: one by one, as below
+
+        def output(i: int, h: int) -> tuple[Tensor, int]:
+            reset_buffers()
+            if coupled:
+                return model(x).reshape(n, k)[i, h], 1
+            return model(some_samples(x, n, slice(i, i + 1))).reshape(k)[h], 1
+
+        return _one_by_one(parameters, output, asked, k, tol, max_hvps)
+
+
+def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x: Any, together: Tensor) -> bool:
+    """Whether the first sample has by itself, and with substituted parameters, the gradient that it has in the batch.
+
+    If not, samples see each other, or parameters are reached on a way that substitution does not see.
+    """
+    weights = torch.linspace(1, 2, together[0].numel(), dtype=together.dtype, device=together.device)
+    theta = {name: p.detach() for name, p in parameters.items()}
+
+    def weighted(theta: dict[str, Tensor]) -> Tensor:
+        alone = functional_call(model, theta, (some_samples(x, len(together), slice(1)),))
+        return (alone.reshape(-1) * weights).sum()
+
+    try:
+        with ComposedWeightNorm(), twice_differentiable():
+            alone = FlatParameters(theta).join({theta[name]: g for name, g in grad(weighted)(theta).items()})
+    except (RuntimeError, NotImplementedError):
+        return True  # found out, and dealt with, when it is asked for more
+    value = (together[0].reshape(-1) * weights).sum()
+    gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    found: dict[Tensor, Tensor] = {p: g for p, g in zip(parameters.values(), gradients) if g is not None}
+    expected = FlatParameters(parameters).join(found)
+    return float((alone - expected).norm()) <= 1e-3 * float(expected.norm())
+
+
+def _independent(
+    model: nn.Module, parameters: dict[str, nn.Parameter], x: Any, n: int, k: int, tol: float, max_hvps: int
+) -> PredictorHessian:
+    """Many samples and outputs at once, each with an iteration of its own."""
+    space = FlatParameters({name: p.detach() for name, p in parameters.items()})
+    theta = space.unflatten(space.join({p: p for p in space.parameters.values()}))
+
+    leaves, form = tree_flatten(x)
+    per_sample = [index for index, leaf in enumerate(leaves) if has_samples(leaf, n)]
+
+    def output(theta: dict[str, Tensor], sample: list[Tensor], one_hot: Tensor) -> Tensor:
+        parts = list(leaves)
+        for index, part in zip(per_sample, sample):
+            parts[index] = part.unsqueeze(0)
+        batch_of_one = tree_unflatten(parts, form)
+        return (functional_call(model, theta, (batch_of_one,)).reshape(-1) * one_hot).sum()
+
+    def product(sample: list[Tensor], one_hot: Tensor, v: Tensor) -> Tensor:
+        slope: Callable[[Any], Any] = lambda theta: grad(output)(theta, sample, one_hot)  # noqa: E731
+        tangent = jvp(slope, (theta,), (space.unflatten(v),))[1]
+        return torch.cat([part.reshape(-1) for part in tangent.values()])
+
+    outputs = torch.eye(k, dtype=space.dtype, device=space.device)
+    norms = torch.zeros(n, k, dtype=space.dtype, device=space.device)
+    residuals, products = torch.zeros_like(norms), 0
+    at_once = max(1, _BYTES // ((_BASIS + _BETWEEN) * space.size * space.dtype.itemsize))
+    for chunk in torch.arange(n * k).split(at_once):
+        samples, which = chunk // k, chunk % k
+        xs, one_hots = [leaves[index].detach()[samples] for index in per_sample], outputs[which]
+        with ComposedWeightNorm(), twice_differentiable():
+            pairs = batched_lanczos(
+                partial(vmap(product), xs, one_hots),
+                _starts(len(chunk), space),
+                which="magnitude",
+                tol=tol,
+                max_products=max_hvps,
+                basis=_BASIS,
+            )
+        norms[samples, which] = torch.tensor([abs(pair.value) for pair in pairs], dtype=torch.float64).to(norms)
+        residuals[samples, which] = torch.tensor([pair.residual for pair in pairs], dtype=torch.float64).to(norms)
+        products += sum(pair.products for pair in pairs)
+    return _largest(norms, residuals, products)
+
+
+def _starts(count: int, space: FlatParameters) -> Tensor:
+    """Random unit vectors (count, p): the same for every sample, so that the result does not depend on the chunks."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(space.size, generator=generator).to(space.device, space.dtype)
+    return (start / start.norm()).expand(count, -1)
+
+
+def _one_by_one(
+    parameters: dict[str, nn.Parameter],
+    output: Callable[[int, int], tuple[Tensor, int]],
+    n: int,
+    k: int,
+    tol: float,
+    max_hvps: int,
+) -> PredictorHessian:
+    """For samples that see each other, and for operations without batching rules: f_h(x_i) is ``output(i, h)``."""
+    norms, residuals, products = torch.zeros(n, k).double(), torch.zeros(n, k).double(), 0
+    for i, h in itertools.product(range(n), range(k)):
+        hessian = LossHessian(parameters, [partial(output, i, h)])
+        start = _starts(1, hessian.space)[0]
+        pair = lanczos(hessian.__matmul__, start, which="magnitude", tol=tol, max_products=max_hvps)
+        norms[i, h], residuals[i, h] = abs(pair.value), pair.residual
+        products += pair.products
+        hessian.release()
+    dtype, device = hessian.space.dtype, hessian.space.device
+    return _largest(norms.to(device, dtype), residuals.to(device, dtype), products)
+
+
+def _largest(norms: Tensor, residuals: Tensor, products: int) -> PredictorHessian:
+    largest, outputs = norms.max(1)
+    return PredictorHessian(largest, residuals.gather(1, outputs[:, None]).squeeze(1), products)

@@ -1,0 +1,1 @@
+"""Linear algebra: eigensolvers, spectra, inner products."""

@@ -1,0 +1,261 @@
+"""The leading eigenpair of a symmetric map that is known only by its products with vectors."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.linalg.inner_products import dot
+from lightning_normtheory.measuring.progress import tick
+
+__all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
+
+Product = Callable[[Tensor], Tensor]
+Which = Literal["algebraic", "magnitude", "smallest"]
+# No result before this many products, unless it is exact: a start near to another eigenvector than the leading one has
+# a small residual too, and these products are what brings the leading one up from the noise. A product of Lanczos does
+# about what two of power iteration do.
+_AT_LEAST = 4
+_AT_LEAST_LANCZOS = 3
+
+
+class Pair(NamedTuple):
+    """A value λ with a unit vector v (p,), ‖Hv − λv‖, whether that met the tolerance, and the products it took.
+
+    ``asymmetry`` is the largest |uᵀHv − vᵀHu| that was seen on the way, for unit vectors: rounding, if H is symmetric.
+    """
+
+    value: float
+    vector: Tensor
+    residual: float
+    converged: bool
+    products: int
+    asymmetry: float
+
+
+def power_iteration(
+    product: Product, start: Tensor, *, which: Which, tol: float, max_products: int, project: Product | None = None
+) -> Pair:
+    """x ← (H + σI)x, normalised; λ from the span of the last two iterates, until ‖Hv − λv‖ ≤ tol·|λ|.
+
+    The iterates turn to the eigenvalue of the largest magnitude. Two of them, and not one, because with eigenvalues λ
+    and −λ they turn to the plane of both. For the largest algebraic one, σ stays zero unless the iterates come near an
+    eigenvalue ρ < 0: then σ = |ρ| + residual brings the whole spectrum above zero, and they begin again. The smallest
+    is the largest of −H, with its sign.
+
+    Args:
+        product: v ↦ Hv.
+        start: any vector (p,) with a component along the one that is looked for.
+        project: onto an invariant subspace to stay in. Rounding leaves it, and outside there may be larger eigenvalues.
+    """
+    options: dict[str, Any] = {"tol": tol, "max_products": max_products, "project": project}
+    if which == "smallest":
+        pair = power_iteration(lambda v: -product(v), start, which="algebraic", **options)
+        return pair._replace(value=-pair.value)
+    project = project or (lambda v: v)
+    start = start / start.norm()
+    x, shift, scale, asymmetry = start, 0.0, 0.0, 0.0
+    last: tuple[Tensor, Tensor] | None = None  # the iterate before x, and H times it
+    for products in range(1, max_products + 1):
+        tick("product")
+        Hx = product(x)
+        value, size = dot(x, Hx), float(Hx.norm())
+        scale = max(scale, size)
+        residual = math.sqrt(max(size**2 - value**2, 0.0))
+        ritz = _Ritz(value, (0.0, 1.0), residual, 0.0) if last is None else _ritz_of_plane(*last, x, Hx, which)
+        asymmetry = max(asymmetry, ritz.asymmetry)
+        wanted = which == "magnitude" or ritz.value + shift >= 0
+        # The residual so far is a difference of squares, good to 1e-3 in float32: near the end it is computed in full.
+        near = ritz.residual <= max(4 * tol, 0.02) * abs(ritz.value) or ritz.residual <= 1e-3 * scale
+        if (wanted and near) or products == max_products:
+            pair = _pair(ritz, *(last or (x, Hx)), x, Hx, products, asymmetry)
+            if wanted and _small_enough(pair.residual, pair.value, scale, tol if products >= _AT_LEAST else 0.0, x):
+                return pair._replace(converged=True)
+        if which == "algebraic" and value + shift < 0 and residual <= 0.1 * abs(value):
+            shift = abs(value) + residual
+            x, last = project(_without(start, x)), None
+        else:
+            following = project(torch.add(Hx, x, alpha=shift) if shift else Hx)
+            x, last = following / following.norm(), (x, Hx)
+    return pair
+
+
+class _Ritz(NamedTuple):
+    """λ and the coefficients of its vector in two iterates, with a residual from inner products."""
+
+    value: float
+    coefficients: tuple[float, float]
+    residual: float
+    asymmetry: float
+
+
+def _ritz_of_plane(x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, which: Which) -> _Ritz:
+    """The leading Ritz pair of span{x, y}, two unit vectors, from inner products alone."""
+    c = dot(x, y)
+    s = math.sqrt(max(1 - c * c, 0.0))
+    yHy, HyHy = dot(y, Hy), dot(Hy, Hy)
+    if s <= torch.finfo(x.dtype).eps ** 0.25:  # s² is a difference of numbers near one: one direction, up to rounding
+        return _Ritz(yHy, (0.0, 1.0), math.sqrt(max(HyHy - yHy**2, 0.0)), 0.0)
+    xHx, yHx, xHy = dot(x, Hx), dot(y, Hx), dot(x, Hy)
+    # In the orthonormal basis x, e = (y − cx)/s: the columns of A take (x, y) to (x, e).
+    A = torch.tensor([[1.0, -c / s], [0.0, 1 / s]], dtype=torch.float64)
+    H = torch.tensor([[xHx, (xHy + yHx) / 2], [(xHy + yHx) / 2, yHy]], dtype=torch.float64)
+    HH = torch.tensor([[dot(Hx, Hx), dot(Hx, Hy)], [0.0, HyHy]], dtype=torch.float64)
+    HH[1, 0] = HH[0, 1]
+    values, vectors = torch.linalg.eigh(A.t() @ H @ A)
+    index = int(_order(values, which)[0])
+    value, coefficients = float(values[index]), A @ vectors[:, index]
+    squared = float(coefficients @ HH @ coefficients) - value**2
+    return _Ritz(value, tuple(coefficients.tolist()), math.sqrt(max(squared, 0.0)), abs(xHy - yHx))
+
+
+def _pair(ritz: _Ritz, x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, products: int, asymmetry: float) -> Pair:
+    """The vector itself, with its exact residual."""
+    a, b = ritz.coefficients
+    vector, image = torch.add(a * x, y, alpha=b), torch.add(a * Hx, Hy, alpha=b)
+    size = float(vector.norm())
+    value = dot(vector, image) / size**2
+    residual = float(torch.add(image, vector, alpha=-value).norm()) / size
+    return Pair(value, vector / size, residual, False, products, asymmetry)
+
+
+def lanczos(product: Product, start: Tensor, *, project: Product | None = None, **options: Any) -> Pair:
+    """The Rayleigh–Ritz value of the Krylov space span{x, Hx, H²x, …}, until its residual is below tol·|λ|.
+
+    The arguments are those of `power_iteration`, and ``basis`` and ``at_least`` of `batched_lanczos`.
+    """
+    inside = None if project is None else lambda v: project(v[0])[None]
+    return batched_lanczos(lambda v: product(v[0])[None], start[None], project=inside, **options)[0]
+
+
+def batched_lanczos(
+    product: Product,
+    start: Tensor,
+    *,
+    which: Which,
+    tol: float,
+    max_products: int,
+    basis: int = 24,
+    at_least: int = _AT_LEAST_LANCZOS,
+    project: Product | None = None,
+) -> list[Pair]:
+    """`lanczos` for b maps at once: ``product`` takes v (b, p) to the H_i v_i. Each keeps its first converged pair.
+
+    Args:
+        basis: how many vectors to keep for each map. When they are there, they are replaced by the leading half in Ritz
+            vectors (thick restart).
+        at_least: no result before so many products, unless it is exact.
+    """
+    krylov = _Krylov(start, min(basis, max_products))
+    pairs: list[Pair | None] = [None] * len(start)
+    for products in range(1, max_products + 1):
+        tick("product")
+        w, beta = krylov.orthogonalise(product(krylov.last), project)
+        values, vectors = krylov.ritz(which)
+        scale = krylov.scale
+        residuals = beta * vectors[:, -1, 0].abs()
+        exhausted = beta <= 10 * torch.finfo(w.dtype).eps * scale
+        enough = tol if products >= at_least else 0.0
+        for i in [i for i, pair in enumerate(pairs) if pair is None]:
+            value, residual = float(values[i, 0]), float(residuals[i])
+            converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), enough, w)
+            if converged or products == max_products:
+                vector = vectors[i, :, 0].to(w) @ krylov.basis[i]
+                pairs[i] = Pair(
+                    value, vector / vector.norm(), residual, converged, products, float(krylov.asymmetry[i])
+                )
+        done = [pair for pair in pairs if pair is not None]
+        if len(done) == len(pairs):
+            return done
+        # An exhausted map has its pair; it goes on with zeros.
+        following = w.mul_(torch.where(exhausted, 0.0, 1 / beta).to(w)[:, None])
+        krylov.extend(following, beta, values, vectors)
+    raise AssertionError("unreachable: the last product returns")
+
+
+class _Krylov:
+    """Orthonormal bases Q (b, m, p) of Krylov spaces, reorthogonalised in every step, and T = QHQᵀ (b, m, m).
+
+    Attributes:
+        scale: the largest |T| so far, for each map: what its rounding is relative to.
+        asymmetry: the largest component of an Hq that a symmetric map would not have.
+    """
+
+    def __init__(self, start: Tensor, size: int) -> None:
+        b, p = start.shape
+        self._size = size
+        self._Q = start.new_empty(b, size + 1, p)
+        self._Q[:, 0] = start / start.norm(dim=1, keepdim=True)
+        self._T = torch.zeros(b, size + 1, size + 1, dtype=torch.float64)  # on the CPU: not every device has float64
+        self._j = 0
+        self._coupled = slice(0, 1)  # the vectors that H q_j must have components along, beside the one that follows
+        self.scale, self.asymmetry = self._T.new_zeros(b), self._T.new_zeros(b)
+
+    @property
+    def basis(self) -> Tensor:
+        return self._Q[:, : self._j + 1]
+
+    @property
+    def last(self) -> Tensor:
+        return self._Q[:, self._j]
+
+    def orthogonalise(self, w: Tensor, project: Product | None) -> tuple[Tensor, Tensor]:
+        """What is new in w = H q_j, and its norm."""
+        j, T = self._j, self._T
+        T[:, j, j] = (self.last * w).sum(1).cpu()
+        # First the components that must be there, then whatever rounding (or a false derivative) has left.
+        w = _subtract(w, self._Q[:, self._coupled], T[:, self._coupled, j].to(w))
+        rest = torch.einsum("bmp,bp->bm", self.basis, w)
+        # In place: the first subtraction has made it ours.
+        w.unsqueeze(1).baddbmm_(rest[:, None], self.basis, alpha=-1)
+        if j:
+            self.asymmetry = torch.maximum(self.asymmetry, rest[:, :j].abs().amax(1).cpu())
+        w = w if project is None else project(w)
+        beta = w.norm(dim=1).cpu().double()
+        self.scale = torch.maximum(self.scale, beta)
+        return w, beta
+
+    def ritz(self, which: Which) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (b, j) and eigenvectors (b, j, j) of T, the leading ones first."""
+        values, vectors = torch.linalg.eigh(self._T[:, : self._j + 1, : self._j + 1], UPLO="U")
+        self.scale = torch.maximum(self.scale, values.abs().amax(1))
+        order = _order(values, which)
+        return values.gather(1, order), vectors.gather(2, order[:, None].expand_as(vectors))
+
+    def extend(self, following: Tensor, beta: Tensor, values: Tensor, vectors: Tensor) -> None:
+        """Go on with a vector that is orthogonal to all; in a full basis, after replacing it by its leading half."""
+        Q, T, j = self._Q, self._T, self._j
+        if j + 1 == self._size:
+            j = self._size // 2 - 1
+            Q[:, : j + 1] = vectors[:, :, : j + 1].transpose(1, 2).to(Q) @ self.basis
+            T.zero_().diagonal(dim1=1, dim2=2)[:, : j + 1] = values[:, : j + 1]
+            T[:, : j + 1, j + 1] = beta[:, None] * vectors[:, -1, : j + 1]
+            self._coupled = slice(0, j + 2)
+        else:
+            T[:, j, j + 1] = beta
+            self._coupled = slice(j, j + 2)
+        self._j = j + 1
+        Q[:, self._j] = following
+
+
+def _subtract(w: Tensor, vectors: Tensor, coefficients: Tensor) -> Tensor:
+    """w_i − Σ_m c_im q_im."""
+    return torch.baddbmm(w[:, None], coefficients[:, None], vectors, alpha=-1)[:, 0]
+
+
+def _order(values: Tensor, which: Which) -> Tensor:
+    keys = {"algebraic": values, "magnitude": values.abs(), "smallest": -values}
+    return keys[which].argsort(dim=-1, descending=True)
+
+
+def _small_enough(residual: float, value: float, scale: float, tol: float, like: Tensor) -> bool:
+    # Below a few units in the last place of ‖H‖ a residual is rounding: an eigenvalue of zero is never found better.
+    return residual <= max(tol * abs(value), 10 * torch.finfo(like.dtype).eps * scale)
+
+
+def _without(start: Tensor, x: Tensor) -> Tensor:
+    rest = torch.add(start, x, alpha=-dot(start, x))
+    size = float(rest.norm())
+    return rest / size if size > 1e-3 else x

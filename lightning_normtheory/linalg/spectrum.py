@@ -1,0 +1,117 @@
+"""Extreme eigenvalues of a dense symmetric matrix, without a full decomposition where that would be slow."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.linalg.eigensolvers import Product, batched_lanczos, lanczos
+
+__all__ = ["exceeds", "largest_eigenvalue", "smallest_eigenvalue", "spectral_norm"]
+
+# Up to here a full decomposition takes less than a Cholesky factor and the solves of Lanczos.
+_DENSE = 1000
+# Of the Gram matrix that the norm of another one needs, which is not there yet.
+_SMALL = 256
+_STARTS, _STEPS, _SHORTFALL = 8, 12, 0.1
+_TOL, _MAX_PRODUCTS, _BASIS = 1e-6, 300, 60
+
+
+def largest_eigenvalue(matrix: Tensor) -> float:
+    """λ_max of a symmetric positive semidefinite float64 matrix.
+
+    Example:
+        >>> largest_eigenvalue(torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64)))
+        4.0
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        return float("nan")
+    if len(matrix) <= _DENSE:
+        return float(torch.linalg.eigvalsh(matrix)[-1])
+    return _leading(matrix.__matmul__, matrix)
+
+
+def smallest_eigenvalue(matrix: Tensor, scale: float) -> float:
+    """λ_min of a symmetric float64 matrix that is positive semidefinite up to rounding.
+
+    Large matrices: Lanczos on the inverse, by a Cholesky factor of K + σI, with σ the rounding error of ``scale``,
+    or as much more as it takes; λ_min is then accurate to about σ, as it would be from a decomposition.
+
+    Args:
+        scale: λ_max.
+
+    Example:
+        >>> smallest_eigenvalue(torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64)), 4.0)
+        1.0
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        return float("nan")
+    if len(matrix) <= _DENSE or scale <= 0:
+        return float(torch.linalg.eigvalsh(matrix)[0])
+    factor, shift = _factor(matrix, scale)
+
+    def inverse(v: Tensor) -> Tensor:
+        # Ten times faster than torch.cholesky_solve of one vector.
+        half = torch.linalg.solve_triangular(factor, v[:, None], upper=False)
+        return torch.linalg.solve_triangular(factor.mT, half, upper=True)[:, 0]
+
+    return 1 / _leading(inverse, matrix) - shift
+
+
+def exceeds(matrix: Tensor, value: float) -> bool:
+    """Whether all eigenvalues of a symmetric matrix do, which costs one attempt at a Cholesky factor.
+
+    Example:
+        >>> K = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
+        >>> exceeds(K, 0.9), exceeds(K, 1.1)
+        (True, False)
+    """
+    shifted = matrix.clone()
+    shifted.diagonal().sub_(value)
+    return not int(torch.linalg.cholesky_ex(shifted).info)
+
+
+def _factor(matrix: Tensor, scale: float) -> tuple[Tensor, float]:
+    shift = 0.0
+    smallest = len(matrix) * torch.finfo(matrix.dtype).eps * scale
+    while True:
+        shifted = matrix.clone()
+        shifted.diagonal().add_(shift)
+        factor, failed = torch.linalg.cholesky_ex(shifted)
+        if not int(failed):
+            return factor, shift
+        shift = max(4 * shift, smallest)
+
+
+def _leading(product: Product, like: Tensor) -> float:
+    start = torch.randn(len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like.device)
+    options: dict[str, Any] = {"tol": _TOL, "max_products": _MAX_PRODUCTS, "basis": _BASIS}
+    return lanczos(product, start, which="algebraic", **options).value
+
+
+def spectral_norm(matrix: Tensor) -> float:
+    """‖W‖₂ of any matrix, from above: exact for a small one, up to 5.5 % more for a large one.
+
+    Large matrices: k = 12 steps of Lanczos on WᵀW from a random start find θ ≤ ‖W‖₂², and θ < (1 − ε)‖W‖₂² has a
+    probability of at most 1.648 √n exp(−√ε (2k − 1)) (Kuczyński and Woźniakowski 1992, Theorem 4.2): 6 % for ε = 0.1
+    and n = 3000. Eight starts that go together take hardly more time than one, and all of them fail once in 10⁹. The
+    result is √(θ/(1 − ε)) of the largest θ, or ‖W‖_F where that is less.
+
+    Example:
+        >>> spectral_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))
+        4.0
+    """
+    matrix = matrix.detach()
+    if matrix.shape[0] < matrix.shape[1]:
+        matrix = matrix.mT
+    if not bool(torch.isfinite(matrix).all()):
+        return float("nan")
+    if matrix.shape[1] <= _SMALL:
+        gram = matrix.double().mT @ matrix.double()
+        return max(largest_eigenvalue(gram), 0.0) ** 0.5
+    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    starts = torch.randn(_STARTS, matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
+    options: dict[str, Any] = {"tol": 0.0, "max_products": _STEPS, "basis": _STEPS + 1}
+    found = batched_lanczos(lambda v: (v @ matrix.mT) @ matrix, starts, which="algebraic", **options)
+    largest = max(pair.value for pair in found)
+    return min((largest / (1 - _SHORTFALL)) ** 0.5, float(torch.linalg.vector_norm(matrix, dtype=torch.float64)))

@@ -1,0 +1,1 @@
+"""Measure a model without changing it: state, random numbers, interrupts, memory, processes."""

@@ -1,0 +1,137 @@
+"""The function that is measured, and the promise that measuring it changes nothing."""
+
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+
+from lightning_normtheory.measuring.eager import eager
+from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes
+from lightning_normtheory.measuring.rng import isolated_rng
+from lightning_normtheory.measuring.snapshot import Snapshot
+
+__all__ = ["preserve_state"]
+
+
+@contextmanager
+def preserve_state(
+    model: nn.Module, *, batch_stats: bool | None = None, seed: int = 0, processes: Processes = SINGLE_PROCESS
+) -> Iterator[Callable[[], None]]:
+    """Inside: the deterministic function that is trained. Afterwards: the model as it was, to the last bit.
+
+    Dropout and every other layer that behaves differently in training is switched off, except for the layers that
+    normalise with statistics of the batch. A compiled model runs as it was written.
+
+    Args:
+        model: its parameters, buffers, ``.grad``, train/eval flags and python attributes are restored on exit, and so
+            are the random generators of python, numpy and torch. Inside, ``.grad`` is empty.
+        batch_stats: ``True``: BatchNorm uses the statistics of the batch; ``False``: the running statistics;
+            ``None``: each BatchNorm keeps its own train/eval flag.
+        seed: of the private randomness inside.
+        processes: that have this model. Inside, all have the buffers of the first: in training each updates its own
+            statistics, and those of the first are kept.
+
+    Yields:
+        A function that gives the model its buffers as they were at the beginning. Called before each batch, it lets all
+        of them start from the same state, and keeps a graph of one batch valid when the next one writes.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.Dropout(0.5))
+        >>> x = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+        >>> with preserve_state(model, batch_stats=True):
+        ...     model(x).round().tolist()
+        [[-1.0, -1.0], [1.0, 1.0]]
+        >>> int(model[0].num_batches_tracked), model[1].training
+        (0, True)
+    """
+    snapshot = Snapshot(model)
+    with isolated_rng(seed), eager(model):
+        try:
+            for parameter in model.parameters():
+                parameter.grad = None
+            originals = _of_the_first(_buffers(model), processes)
+            _lend_buffers(originals)
+            _set_modes(model, batch_stats)
+            yield partial(_lend_buffers, originals)
+        finally:
+            snapshot.restore()
+
+
+_Buffers = list[tuple[dict[str, Any], str, Tensor]]
+
+
+def _buffers(model: nn.Module) -> _Buffers:
+    """Every place where a buffer of the model is kept, with the buffer."""
+    places = [
+        (module._buffers, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not is_lazy(buffer)
+    ]
+    known = {id(buffer) for _, _, buffer in places}
+    for module in model.modules():  # a buffer may have a second name as a plain attribute
+        places += [(vars(module), name, value) for name, value in vars(module).items() if id(value) in known]
+    return places
+
+
+def _of_the_first(own: _Buffers, processes: Processes) -> _Buffers:
+    """The buffers of the first process in the places of this one's; unless some process has others than the first."""
+    if processes.count == 1:
+        return own
+    unique = {id(buffer): buffer for _, _, buffer in own if buffer.layout == torch.strided and not buffer.is_meta}
+    form = zlib.crc32(repr([(tuple(buffer.shape), buffer.dtype) for buffer in unique.values()]).encode())
+    first = processes.sum(torch.tensor([form if processes.rank == 0 else 0]))
+    if float(processes.sum((first != form).float())) > 0:
+        return own
+    theirs: dict[int, Tensor] = {}
+    # In the order of the model: that of a set of dtypes is another in every process.
+    for dtype in dict.fromkeys(_exchanged_as(buffer.dtype) for buffer in unique.values()):
+        some = {key: buffer for key, buffer in unique.items() if _exchanged_as(buffer.dtype) == dtype}
+        flat = torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in some.values()])
+        # A sum to which the others add nothing.
+        flat = processes.sum(flat if processes.rank == 0 else torch.zeros_like(flat))
+        parts = flat.split([buffer.numel() for buffer in some.values()])
+        theirs.update({key: part.view(x.shape).to(x.dtype) for (key, x), part in zip(some.items(), parts)})
+    return [(place, name, theirs.get(id(buffer), buffer)) for place, name, buffer in own]
+
+
+def _exchanged_as(dtype: torch.dtype) -> torch.dtype:
+    """A dtype that backends add up, and that holds all values of the given one."""
+    narrow = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
+    return narrow.get(dtype, dtype)
+
+
+def _lend_buffers(originals: _Buffers) -> None:
+    """Copies in place of the buffers. BatchNorm writes into its statistics, and a graph of the user's from before still
+    needs the originals for its backward pass, in the version that they have now."""
+    copies: dict[int, Tensor] = {}
+    for place, name, buffer in originals:
+        if id(buffer) not in copies:
+            copies[id(buffer)] = buffer.detach().clone()
+        place[name] = copies[id(buffer)]
+
+
+def _set_modes(model: nn.Module, batch_stats: bool | None) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            if batch_stats is False and module.running_mean is None:
+                raise ValueError(
+                    f"batch_stats=False needs running statistics, but {type(module).__name__} {name!r} keeps none"
+                    " (track_running_stats=False). Use batch_stats=True or None."
+                )
+            module.training = module.training if batch_stats is None else batch_stats
+        elif isinstance(module, _InstanceNorm):
+            pass  # per sample, or running: as in training
+        elif isinstance(module, nn.RNNBase):
+            # cuDNN has no backward pass for recurrent layers in eval mode: silence their dropout instead.
+            module.dropout, module.training = 0.0, True
+        else:
+            module.training = False

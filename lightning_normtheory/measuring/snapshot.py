@@ -1,0 +1,224 @@
+"""Remember the mutable state reachable from some objects, and put it back.
+
+The loss of a user's model is whatever its own code computes. That code may count batches, collect outputs in a list,
+update a metric, move BatchNorm statistics. A diagnostic that runs it must leave none of this behind.
+"""
+
+import functools
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset
+
+from lightning_normtheory.measuring.interrupts import uninterrupted
+
+__all__ = ["Snapshot"]
+
+# Objects of these packages belong to the machinery around the model (trainer, loggers, optimizers), whose state no
+# forward pass changes; walking into them would copy half the program. Modules and datasets are the exceptions.
+_MACHINERY = frozenset({"torch", "pytorch_lightning", "lightning", "lightning_fabric", "wandb", "numpy", "builtins"})
+_ATOMS = (str, bytes, int, float, complex, type(None))
+
+
+class Snapshot:
+    """The state of ``roots`` at this moment; `restore` brings it back, keeping the identity of every object.
+
+    Covered are attributes of objects, lists, dicts, sets, deques, tensors, numpy arrays and random generators, however
+    they are nested; parameters and buffers are attributes like any other. What was not changed is not written.
+
+    Args:
+        roots: where to start, usually one `torch.nn.Module`.
+        arrays: whether the contents of tensors and numpy arrays are copied. A dataset is walked without: reading a
+            sample does not write into the data, which may be large.
+
+    Example:
+        >>> layer = nn.BatchNorm1d(2)
+        >>> layer.history = [1.0]
+        >>> before = Snapshot(layer)
+        >>> _ = layer(torch.randn(8, 2)); layer.history.append(2.0)
+        >>> before.restore()
+        >>> layer.running_mean.tolist(), int(layer.num_batches_tracked), layer.history
+        ([0.0, 0.0], 0, [1.0])
+    """
+
+    def __init__(self, *roots: Any, arrays: bool = True) -> None:
+        self._arrays = arrays
+        self._undo: list[Callable[[], object]] = []
+        # The objects are kept alive until the end, so that an id stays the name of one object.
+        self._seen: dict[int, Any] = {}
+        # A walk with a stack of its own: user objects may be nested deeper than python's recursion limit.
+        stack: list[Any] = list(roots)
+        while stack:
+            value = stack.pop()
+            if not isinstance(value, _ATOMS) and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                stack.extend(self._remember(value))
+
+    def restore(self) -> None:
+        """Put everything back that has changed since; one thing that cannot be restored does not keep the others, and
+        an interrupt waits until all is done."""
+        errors = []
+        with uninterrupted():
+            for undo in self._undo:
+                try:
+                    undo()
+                except Exception as error:  # noqa: BLE001  # raised below
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _remember(self, value: Any) -> Iterable[Any]:
+        """Note how to restore ``value`` and return what it contains."""
+        if isinstance(value, Tensor):
+            self._remember_tensor(value)
+            return ()
+        if self._remember_generator(value) or self._remember_ndarray(value):
+            return ()
+        inside: list[Any] = []
+        if isinstance(value, dict):
+            inside += self._remember_dict(value)
+        elif isinstance(value, (list, deque, set)):
+            inside += self._remember_collection(value)
+        elif isinstance(value, (tuple, frozenset)):
+            inside += value
+        if _is_users_object(value, datasets=not self._arrays):
+            inside += self._remember_attributes(value)
+        return inside
+
+    def _remember_tensor(self, tensor: Tensor) -> None:
+        if is_lazy(tensor) or tensor.is_meta:
+            return
+        # Another name for the same memory, with a version counter of its own: writing through it does not invalidate
+        # a graph of the user's that waits for its backward pass.
+        memory = tensor.data
+        saved = memory.clone() if self._arrays else None
+        flag, gradient = (tensor.requires_grad, tensor.grad) if tensor.is_leaf else (None, None)
+
+        def undo() -> None:
+            if tensor.layout != torch.strided:
+                tensor.data = memory if saved is None else saved
+            elif _layout(tensor) != _layout(memory):
+                tensor.data = memory
+            if saved is not None and not _same_bits(memory, saved):
+                memory.copy_(saved)
+            if flag is not None:
+                tensor.requires_grad_(flag)
+                tensor.grad = gradient
+
+        self._undo.append(undo)
+
+    def _remember_dict(self, value: dict) -> Iterable[Any]:
+        saved = list(value.items())
+
+        def undo() -> None:
+            current = list(value.items())
+            if len(current) != len(saved) or any(a[0] is not b[0] or a[1] is not b[1] for a, b in zip(current, saved)):
+                value.clear()
+                for key, item in saved:
+                    value[key] = item
+
+        self._undo.append(undo)
+        return [item for _, item in saved]
+
+    def _remember_collection(self, value: Any) -> Iterable[Any]:
+        saved = list(value)
+
+        def undo() -> None:
+            current = list(value)
+            if len(current) != len(saved) or any(a is not b for a, b in zip(current, saved)):
+                value.clear()
+                (value.update if isinstance(value, set) else value.extend)(saved)
+
+        self._undo.append(undo)
+        return saved
+
+    def _remember_attributes(self, value: Any) -> Iterator[Any]:
+        """What an object, a function or a method holds on to."""
+        if isinstance(value, MethodType):
+            yield from (value.__self__, value.__func__)
+            return
+        if isinstance(value, functools.partial):
+            yield from (value.func, value.args, value.keywords)
+        if isinstance(value, FunctionType):
+            yield from (value.__closure__, value.__defaults__, value.__kwdefaults__)
+        if type(getattr(value, "__dict__", None)) is dict:
+            yield vars(value)
+        for name in _slots(value):
+            if hasattr(value, name):
+                saved = getattr(value, name)
+                self._undo.append(functools.partial(object.__setattr__, value, name, saved))
+                yield saved
+
+    def _remember_generator(self, value: Any) -> bool:
+        numpy_random = sys.modules.get("numpy.random")
+        if isinstance(value, torch.Generator):
+            state = value.get_state()
+            self._undo.append(lambda: value.set_state(state))
+        elif isinstance(value, random.Random):
+            python_state = value.getstate()
+            self._undo.append(lambda: value.setstate(python_state))
+        elif numpy_random is not None and isinstance(value, numpy_random.Generator):
+            bits = value.bit_generator
+            bit_state = bits.state
+            self._undo.append(lambda: setattr(bits, "state", bit_state))
+        elif numpy_random is not None and isinstance(value, numpy_random.RandomState):
+            numpy_state = value.get_state()
+            self._undo.append(lambda: value.set_state(numpy_state))
+        else:
+            return False
+        return True
+
+    def _remember_ndarray(self, value: Any) -> bool:
+        numpy = sys.modules.get("numpy")
+        if numpy is None or not isinstance(value, numpy.ndarray):
+            return False
+        if self._arrays and value.flags.writeable:
+            saved = value.copy()
+
+            def undo() -> None:
+                if value.tobytes() != saved.tobytes():
+                    value[...] = saved
+
+            self._undo.append(undo)
+        return True
+
+
+def _layout(tensor: Tensor) -> tuple:
+    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equality under which a NaN equals itself and 0.0 is not -0.0."""
+    if a.layout != torch.strided:
+        return False
+    # Eight bytes at a time where that divides the memory.
+    unit = torch.int64 if a.numel() * a.element_size() % 8 == 0 and a.data_ptr() % 8 == 0 else torch.uint8
+    return torch.equal(*(x.contiguous().reshape(-1).view(unit) for x in (a, b)))
+
+
+def _slots(value: Any) -> list[str]:
+    if isinstance(value, CellType):
+        return ["cell_contents"]
+    declared = [getattr(base, "__slots__", ()) for base in type(value).__mro__]
+    names = [name for slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _is_users_object(value: Any, datasets: bool) -> bool:
+    if isinstance(value, (nn.Module, MethodType, CellType, functools.partial)):
+        return True
+    if isinstance(value, Dataset):
+        return datasets
+    if isinstance(value, (type, ModuleType)):
+        return False
+    if isinstance(value, FunctionType):
+        return (value.__module__ or "").split(".")[0] not in _MACHINERY
+    own = [base for base in type(value).__mro__ if base not in (object, dict, list, set, deque, tuple, frozenset)]
+    return not any(base.__module__.split(".")[0] in _MACHINERY for base in own)

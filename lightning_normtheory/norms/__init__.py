@@ -1,0 +1,1 @@
+"""Norms of normalized weight vectors, and what feeds a BatchNorm."""

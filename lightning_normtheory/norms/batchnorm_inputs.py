@@ -1,0 +1,198 @@
+"""Which layer feeds each BatchNorm.
+
+A BatchNorm in training mode undoes any scaling of its input channels. A unit that feeds it is therefore scale-free:
+doubling the unit's weights doubles some input channels of the BatchNorm, and its output stays as it is. That property,
+not the order of the modules, makes the unit's norm a quantity of the theory, so it is what we look for in the graph.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_normtheory.measuring.rng import isolated_rng
+from lightning_normtheory.measuring.snapshot import Snapshot
+from lightning_normtheory.model.layers import FEEDING_LAYERS, batch_norm_layers
+from lightning_normtheory.norms.scale_flow import Flow, enter_batch_norm, enter_layer, merge, obstruct
+from lightning_normtheory.norms.scale_rules import may_alias, parameter_ids, pass_operation, written_node
+
+__all__ = ["Feeding", "feeding_layers"]
+
+
+class Feeding(NamedTuple):
+    """What enters one BatchNorm.
+
+    Attributes:
+        layers: module names of the layers whose units it makes scale-free; more than one where it normalises a
+            concatenation.
+        unknown: why there is none, or where its other channels come from; empty when everything is accounted for.
+    """
+
+    layers: tuple[str, ...]
+    unknown: str
+
+
+def feeding_layers(model: nn.Module) -> dict[str, Feeding]:
+    """The layers that feed each BatchNorm of a model, by the BatchNorm's module name.
+
+    The graph is traced symbolically, without data. Where a forward pass cannot be traced (it branches on its input,
+    say), the modules inside are traced one by one, and what lies between them stays unknown.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.BatchNorm2d(8))
+        >>> feeding_layers(net)["1"]
+        Feeding(layers=('0',), unknown='')
+        >>> feeding_layers(net)["3"]
+        Feeding(layers=(), unknown="it follows the BatchNorm '1'")
+    """
+    found = {path: Feeding((), "no forward pass that could be traced reaches it") for path in batch_norm_layers(model)}
+    if not found:
+        return found
+    snapshot = Snapshot(model)
+    try:
+        for module in model.modules():
+            for key, hook in list(module._forward_hooks.items()):
+                if (getattr(hook, "__module__", None) or "").startswith("wandb"):  # it only looks, and not at symbols
+                    del module._forward_hooks[key]
+        with isolated_rng():
+            _trace_all(model, found)
+    finally:
+        snapshot.restore()
+    return found
+
+
+def _trace_all(model: nn.Module, found: dict[str, Feeding]) -> None:
+    names = {module: path for path, module in model.named_modules()}  # of a shared module the first
+    reached: set[str] = set()
+    roots = [model]
+    while roots:
+        root = roots.pop(0)
+        root = getattr(root, "_orig_mod", root)
+        tracer = _Tracer()
+        for path, flow in tracer.batch_norm_inputs(root).items():
+            batch_norm = names[root.get_submodule(path)]
+            if batch_norm not in reached:  # the outermost trace knows most of what enters
+                layers = dict.fromkeys(names[root.get_submodule(feeder.layer)] for feeder in flow.scaled.values())
+                found[batch_norm] = Feeding(tuple(layers), flow.unknown)
+                reached.add(batch_norm)
+        for path in tracer.failed:
+            roots += root.get_submodule(path).children()
+
+
+class _Tracer(fx.Tracer):
+    """Symbolic tracing that goes on where one module cannot be traced, and notes it in ``failed``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: list[str] = []
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, torch.jit.ScriptModule):
+            return True
+        if not _is_stock(m) or isinstance(m, nn.Sequential):
+            return False
+        return isinstance(m, _BatchNorm) or not any(isinstance(inner, _BatchNorm) for inner in m.modules())
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
+        # torch.compile refuses to be traced; what it compiles does not.
+        inner = m._modules.get("_orig_mod")
+        if inner is not None:
+            return inner(*args, **kwargs)
+        if getattr(m, "_compiled_call_impl", None) is not None:
+            forward = m._call_impl
+        path = self.path_of_module(m)
+        try:
+            if self.is_leaf_module(m, path) and (m._forward_hooks or m._forward_pre_hooks):
+                # A hook may change what goes in or out: it is run on the symbolic values, around the leaf.
+                with patch.object(m, "forward", lambda *a, **k: self.create_proxy("call_module", path, a, k)):
+                    return forward(*args, **kwargs)
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:  # noqa: BLE001  # any error of the user's code under symbolic values
+            self.failed.append(path)
+            return self.create_proxy("call_module", path, args, kwargs)
+
+    def batch_norm_inputs(self, root: nn.Module) -> dict[str, Flow]:
+        """Trace as far as possible, then follow the scalings through what was traced."""
+        if self.is_leaf_module(root, ""):
+            return {}
+        try:
+            self.trace(root)
+        except Exception:  # noqa: BLE001
+            self.failed.append("")
+        entering: dict[str, Flow] = {}
+        flows: dict[fx.Node, Flow] = {}
+        for node in self.graph.nodes:
+            flows[node] = self._flow(node, [flows[argument] for argument in node.all_input_nodes], entering)
+            written = written_node(node, self._module(node))
+            if written is not None:
+                self._overwrite(written, node, flows)
+        return entering
+
+    def _module(self, node: fx.Node) -> nn.Module | None:
+        return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def _flow(self, node: fx.Node, inputs: list[Flow], entering: dict[str, Flow]) -> Flow:
+        path, module = str(node.target), self._module(node)
+        if node.op == "placeholder":
+            return Flow(unknown=f"it is fed by the argument {path!r}")
+        if node.op == "get_attr":
+            return Flow({}, self._weights_behind(path), unknown="its weight is used outside of a layer")
+        if module is not None and path in self.failed:
+            outer = obstruct(inputs, f"{type(module).__name__} {path!r} could not be traced")
+            return replace(outer, tainted=outer.tainted | parameter_ids(module))
+        if isinstance(module, _BatchNorm):
+            entered, left = enter_batch_norm(path, module, inputs[0])
+            entering[path] = merge([entering[path], entered]) if path in entering else entered
+            return left
+        if isinstance(module, FEEDING_LAYERS):
+            return enter_layer(path, module, inputs)
+        return pass_operation(node, module, inputs)
+
+    def _weights_behind(self, path: str) -> frozenset[int]:
+        owner, _, name = path.rpartition(".")
+        value = getattr(self.root.get_submodule(owner), name)
+        if isinstance(value, nn.Parameter):
+            return frozenset({id(value)})
+        constant = isinstance(value, Tensor) and not value.requires_grad
+        # What was computed from parameters, as a WeightNorm hook does, may come from any of them.
+        return frozenset() if constant else parameter_ids(self.root)
+
+    def _overwrite(self, written: fx.Node, node: fx.Node, flows: dict[fx.Node, Flow]) -> None:
+        """After an operation in place, every name of that memory has a new value."""
+        aliases = {written}
+        grown = True
+        while grown:
+            pairs = [(n, n.all_input_nodes[0]) for n in flows if n.all_input_nodes and self._shares_memory(n)]
+            more = {end for pair in pairs if aliases.intersection(pair) for end in pair} - aliases
+            aliases |= more
+            grown = bool(more)
+        for alias in aliases - {node}:
+            same = alias is written
+            flows[alias] = flows[node] if same else obstruct([flows[alias], flows[node]], "it is changed in place")
+
+    def _shares_memory(self, node: fx.Node) -> bool:
+        return may_alias(node, self._module(node), traced=str(node.target) not in self.failed)
+
+
+# Defined in a subclass, these leave what the layer computes as it is.
+_HARMLESS = frozenset({"extra_repr", "reset_parameters", "train", "eval"})
+_HARMFUL = frozenset({"__call__", "__getattr__", "__getattribute__", "weight", "bias"})
+
+
+def _is_stock(module: nn.Module) -> bool:
+    """Whether a module computes what a class of torch.nn computes, also under a class of the user's."""
+    if "forward" in vars(module):  # replaced on the instance
+        return False
+    classes = type(module).__mro__
+    torchs = next(base for base in classes if base.__module__.startswith("torch.nn.modules"))
+    for base in classes[: classes.index(torchs)]:
+        if base.__module__ == "torch.nn.utils.parametrize":
+            continue  # the class that a parametrization wraps around the original
+        for name in vars(base):
+            special = name.startswith("__") and name.endswith("__")
+            if name in _HARMFUL or (not special and name not in _HARMLESS and hasattr(torchs, name)):
+                return False
+    return torchs is not nn.Module

@@ -1,0 +1,119 @@
+"""How a scaling of one layer's units travels through the operations of a network.
+
+Each value in a network's graph carries two sets of weights:
+
+* ``scaled``: doubling a unit of such a weight doubles whole channels of the value and changes nothing else in it;
+* ``tainted``: the value depends on such a weight in some other way.
+
+A layer's output is scaled by its own weight; a BatchNorm forgets what is scaled and keeps what is tainted. An operation
+that is not known to pass a scaling on turns scaled into tainted, which errs on the safe side: a scaling may be missed,
+never invented.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from lightning_normtheory.model.layers import weight_norm_parameters
+
+__all__ = ["Feeder", "Flow", "enter_batch_norm", "enter_layer", "merge", "obstruct"]
+
+
+class Feeder(NamedTuple):
+    """A layer and whether it adds a bias: relu(2Wx + b) is not 2 relu(Wx + b)."""
+
+    layer: str
+    biased: bool
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What is known of one value.
+
+    Attributes:
+        scaled: by the identity of the weight.
+        tainted: identities of weights.
+        axis: the axis of the channels, 1 or -1.
+        ndim: number of axes, where known.
+        channels: length of that axis, where known.
+        unknown: where the channels come from that nothing scales.
+    """
+
+    scaled: dict[int, Feeder] = field(default_factory=dict)
+    tainted: frozenset[int] = frozenset()
+    axis: int = 1
+    ndim: int | None = None
+    channels: int | None = None
+    unknown: str = ""
+
+    @property
+    def depends_on(self) -> frozenset[int]:
+        return self.tainted | self.scaled.keys()
+
+
+def enter_layer(path: str, module: nn.Module, inputs: Sequence[Flow]) -> Flow:
+    """The output of a layer: scaled by its own weight, tainted by all that its input depends on."""
+    tainted = frozenset().union(*(flow.depends_on for flow in inputs))
+    raw = module._parameters.get("weight")
+    normalized = [g for name, g, _ in weight_norm_parameters(module) if name == "weight"]
+    renormalized = getattr(module, "max_norm", None) is not None  # an embedding that rewrites its own weight
+    if (raw is None and not normalized) or renormalized:
+        return Flow(
+            {},
+            tainted | frozenset(id(p) for p in module.parameters()),
+            unknown=f"the weight of {path!r} is not a plain parameter",
+        )
+    weight = id(normalized[0] if normalized else raw)
+    shape: dict[str, Any]
+    if isinstance(module, _ConvNd):
+        shape = {"axis": 1, "ndim": len(module.kernel_size) + 2, "channels": module.out_channels}
+    elif isinstance(module, (nn.Linear, nn.Bilinear)):
+        shape = {"axis": -1, "ndim": inputs[0].ndim, "channels": module.out_features}
+    else:
+        shape = {"axis": -1, "channels": module.embedding_dim}
+    if weight in tainted:
+        return Flow({}, tainted, unknown=f"{path!r} is applied to values that depend on its own weight", **shape)
+    return Flow({weight: Feeder(path, getattr(module, "bias", None) is not None)}, tainted, **shape)
+
+
+_NDIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
+
+
+def enter_batch_norm(path: str, module: _BatchNorm, flow: Flow) -> tuple[Flow, Flow]:
+    """What a BatchNorm normalises, with the scalings that it undoes, and its output."""
+    shapes = next((ndims for kind, ndims in _NDIMS.items() if isinstance(module, kind)), (2, 3, 4, 5))
+    # The output of a Linear of which no more is known is taken to be (samples, features).
+    on_axis_1 = flow.axis == 1 or (2 in shapes and flow.ndim in (None, 2))
+    if not on_axis_1 or flow.ndim not in (None, *shapes) or flow.channels not in (None, module.num_features):
+        flow = obstruct([flow], f"{path!r} normalises another axis than that of the units before it")
+    return flow, Flow({}, flow.tainted, unknown=f"it follows the BatchNorm {path!r}")
+
+
+def merge(flows: Sequence[Flow]) -> Flow:
+    """Several values side by side along their channels."""
+    tainted = frozenset().union(*(flow.tainted for flow in flows))
+    scaled: dict[int, Feeder] = {}
+    for weight, feeder in (item for flow in flows for item in flow.scaled.items()):
+        if weight not in tainted:
+            biased = feeder.biased or (weight in scaled and scaled[weight].biased)  # tied layers, one with a bias
+            scaled[weight] = Feeder(feeder.layer, biased)
+    known = [flow.channels for flow in flows if flow.channels is not None]
+    leading = next((flow for flow in flows if flow.scaled), flows[0])
+    return replace(
+        leading,
+        scaled=scaled,
+        tainted=tainted,
+        channels=sum(known) if len(known) == len(flows) else None,
+        unknown=next((flow.unknown for flow in flows if flow.unknown), ""),
+    )
+
+
+def obstruct(flows: Sequence[Flow], reason: str) -> Flow:
+    """An operation of which nothing is known: every dependence becomes a taint."""
+    tainted = frozenset().union(*(flow.depends_on for flow in flows))
+    earlier = next((flow.unknown for flow in flows if flow.unknown), "")
+    return Flow({}, tainted, unknown=reason if any(flow.scaled for flow in flows) or not earlier else earlier)

@@ -1,0 +1,1 @@
+"""The empirical tangent kernel: network, plan, gradients, assembly, result."""

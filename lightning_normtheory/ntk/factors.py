@@ -1,0 +1,238 @@
+"""The gradients of one parameter for some samples, in the form in which their Gram matrix is cheapest.
+
+The gradients of several outputs are a list, whose Gram matrices are added up (*folded*), or an axis q of a list of one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.autodiff.weight_norm import WeightNormMap
+from lightning_normtheory.ntk.gram import Factors, Target, add_gram, add_lookup_gram, add_outer_gram
+from lightning_normtheory.ntk.parameter_uses import Elementwise, Lookup, Outer, Site
+from lightning_normtheory.ntk.sample_axis import SampleAxis
+
+__all__ = ["Gradients", "LeafFactors", "Part", "Result", "Table", "Weight", "add_parts", "join", "site_factors"]
+
+Part = Literal["direction", "length", "rest"]
+
+
+class Result(NamedTuple):
+    """What a layer has made of its input, without the bias, and the bias."""
+
+    values: Tensor
+    bias: Tensor
+
+
+@dataclass
+class Weight:
+    """∇ = Σ_p r_p c_pᵀ; and, where it is at hand, the result of the layer, with values (n, 1, T, G, d)."""
+
+    factors: Factors
+    result: Result | None = None
+
+    def some(self, which: slice) -> "Weight":
+        rows, cols = ([x[which] for x in side] for side in self.factors)
+        result = None if self.result is None else self.result._replace(values=self.result.values[which])
+        return Weight(Factors(rows, cols), result)
+
+    def gradients(self) -> "Gradients":
+        values = []
+        for r, c in _paired(*self.factors):
+            q = max(r.shape[1], c.shape[1])
+            r, c = (x.expand(-1, q, -1, -1, -1) for x in (r, c))
+            values.append(torch.einsum("nqtgd,nqtge->nqgde", r, c).flatten(2))
+        return Gradients(values)
+
+
+@dataclass
+class Table:
+    """A table of so many ``entries``, of which the rows ``indices`` (n, T) have the gradients ``rows``, a list of
+    (n, q, T, d)."""
+
+    rows: list[Tensor]
+    indices: Tensor
+    entries: int
+
+    def some(self, which: slice) -> "Table":
+        return Table([rows[which] for rows in self.rows], self.indices[which], self.entries)
+
+    def gradients(self) -> "Gradients":
+        values = []
+        for rows in self.rows:
+            n, q, T, d = rows.shape
+            index = self.indices[:, None, :, None].expand(n, q, T, d)
+            values.append(rows.new_zeros(n, q, self.entries // d, d).scatter_add_(2, index, rows).flatten(2))
+        return Gradients(values)
+
+
+@dataclass
+class Gradients:
+    """The gradients themselves, a list of (n, q, entries)."""
+
+    values: list[Tensor]
+
+    @classmethod
+    def of(cls, values: Tensor, *, folded: bool) -> "Gradients":
+        """Of several outputs (n, k, entries), to be added up if they shall be folded."""
+        return cls(list(values.split(1, dim=1)) if folded else [values])
+
+    def some(self, which: slice) -> "Gradients":
+        return Gradients([values[which] for values in self.values])
+
+    def gradients(self) -> "Gradients":
+        return self
+
+
+# Each has `some`, which picks samples, and `gradients`, which forms them.
+LeafFactors = Weight | Table | Gradients
+
+
+def site_factors(
+    site: Site, axis: SampleAxis, samples: int, gradients: Sequence[Tensor], *, folded: bool, result: Result | None
+) -> LeafFactors:
+    """What one use of a parameter contributes, from the gradients B of each output at the operation's result."""
+    if isinstance(site, Elementwise):
+        factor = None if site.factor is None else site.factor()
+        return Gradients(_listed([site.gradient(axis, samples, b, factor) for b in gradients], folded))
+    assert isinstance(site, (Outer, Lookup))
+    moving = _listed([site.moving(axis, samples, b) for b in gradients], folded)
+    if isinstance(site, Lookup):
+        return Table(moving, site.rows(axis, samples), site.entries)
+    fixed = [site.fixed(axis, samples)[:, None]]
+    if not site.moving_rows:
+        return Weight(Factors(fixed, moving))
+    if result is not None:
+        result = Result(site.moving(axis, samples, result.values)[:, None], result.bias)
+    return Weight(Factors(moving, fixed), result)
+
+
+def _listed(pieces: Sequence[Tensor], folded: bool) -> list[Tensor]:
+    return [piece[:, None] for piece in pieces] if folded else [torch.stack(list(pieces), 1)]
+
+
+def join(uses: Sequence[LeafFactors]) -> LeafFactors:
+    """All uses of one parameter: their gradients are added up."""
+    if len(uses) == 1:
+        return uses[0]
+    tables = [use for use in uses if isinstance(use, Table)]
+    if len(tables) == len(uses):
+        rows = [torch.cat(each, 2) for each in zip(*(table.rows for table in tables))]
+        return Table(rows, torch.cat([table.indices for table in tables], 1), tables[0].entries)
+    weights = [use.factors for use in uses if isinstance(use, Weight)]
+    if len(weights) == len(uses) and len({(w.rows[0].shape[3:], w.cols[0].shape[3:]) for w in weights}) == 1:
+        # More positions.
+        return Weight(Factors(_cat([w.rows for w in weights]), _cat([w.cols for w in weights])))
+    values = zip(*(use.gradients().values for use in uses))
+    return Gradients([torch.stack(each).sum(0) for each in values])
+
+
+def _paired(rows: Sequence[Tensor], cols: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Output by output; a list of one stands for all."""
+    outputs = max(len(rows), len(cols))
+    return zip(*(list(side) * (outputs // len(side)) for side in (rows, cols)))
+
+
+def _cat(sides: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Along the positions."""
+    outputs, q = max(map(len, sides)), max(side[0].shape[1] for side in sides)
+    listed = [list(side) * (outputs // len(side)) for side in sides]
+    return [torch.cat([x.expand(-1, q, -1, -1, -1) for x in each], 2) for each in zip(*listed)]
+
+
+def add_parts(
+    out: dict[Part, Tensor],
+    part: Part,
+    first: LeafFactors,
+    second: LeafFactors,
+    *,
+    weight_norm: WeightNormMap | None,
+) -> None:
+    """Add ⟨∇_i, ∇_j⟩ to ``out[part]``, or for a weight w = g v/‖v‖ its two parts to direction and length. If both are
+    the same object, only above the diagonal (see `lightning_normtheory.ntk.gram`)."""
+    if weight_norm is not None:
+        assert isinstance(first, Weight)
+        assert isinstance(second, Weight)
+        _add_weight_norm(out, first, second, weight_norm)
+        return
+    upper = second is first
+    if isinstance(first, Weight) and isinstance(second, Weight):
+        add_outer_gram(out[part], first.factors, second.factors, upper=upper)
+    elif isinstance(first, Table) and isinstance(second, Table):
+        add_lookup_gram(out[part], (first.rows, second.rows), (first.indices, second.indices), upper=upper)
+    else:
+        assert isinstance(first, Gradients)
+        assert isinstance(second, Gradients)
+        xs, ys = ([x.flatten(0, 1) for x in each.values] for each in (first, second))
+        add_gram([Target(out[part])], xs, ys, upper=upper)
+
+
+def _add_weight_norm(out: dict[Part, Tensor], first: Weight, second: Weight, each: WeightNormMap) -> None:
+    """With c = v̂·∂f/∂w and s = g/‖v‖ for each unit: the gradient in g is c, that in v is s(∂f/∂w − c v̂), so
+
+    length     Σ_u c_iu c_ju
+    direction  Σ_u s_u²(⟨∂f_i/∂w_u, ∂f_j/∂w_u⟩ − c_iu c_ju)
+    """
+    upper = second is first
+    units = _Units(each, first.factors)
+    along = list(units.along(first))
+    targets = [Target(out["length"])] if each.g.requires_grad else []
+    if each.v.requires_grad:
+        targets.append(Target(out["direction"], units.scale.square(), -1))
+    add_gram(targets, along, along if upper else list(units.along(second)), upper=upper)
+    if each.v.requires_grad:
+        scales = {"row_scale": units.row_scale, "col_scale": units.col_scale}
+        add_outer_gram(out["direction"], first.factors, second.factors, upper=upper, **scales)
+
+
+class _Units:
+    """The units of a WeightNorm among the entries (G, d, d') of a weight: its rows, an axis of its columns, or all.
+
+    Attributes:
+        scale: s (units,), and as a factor of the rows or of the columns.
+    """
+
+    def __init__(self, each: WeightNormMap, factors: Factors) -> None:
+        (groups, rows), cols = factors.rows[0].shape[3:], factors.cols[0].shape[4]
+        dtype = factors.rows[0].dtype
+        self._shape = each.v.shape
+        self._dim = None if each.dim == -1 else each.dim % each.v.dim()
+        self._direction = each.direction.reshape(groups, rows, cols).to(dtype)
+        self._g = each.g.detach().to(dtype)
+        if self._dim == 0:
+            self._g = self._g.reshape(groups, rows)
+        self.scale = each.scale.to(dtype)
+        self.row_scale: Tensor | None = None
+        self.col_scale: Tensor | None = None
+        if self._dim is None or self._dim == 0:
+            self.row_scale = self.scale.view(-1) if self._dim is None else self.scale.view(groups, rows)
+        else:
+            sizes = [size if axis == self._dim else 1 for axis, size in enumerate(self._shape)][1:]
+            self.col_scale = self.scale.view(sizes).expand(self._shape[1:]).flatten()
+
+    def along(self, weight: Weight) -> Iterator[Tensor]:
+        """c (n·q, units), output by output."""
+        rows, cols = weight.factors
+        if self._dim == 0:
+            for r, projected in _paired(rows, self._projected(weight)):
+                c = r * projected
+                yield (c[:, :, 0] if c.shape[2] == 1 else c.sum(2)).flatten(2).flatten(0, 1)
+            return
+        others = [axis + 1 for axis in range(1, len(self._shape)) if axis != self._dim]
+        for r, c in _paired(rows, cols):
+            entries = c * torch.einsum("nqtgd,gde->nqtge", r, self._direction)
+            units = entries.sum((2, 3)).unflatten(2, self._shape[1:])
+            units = units.sum(others) if others else units
+            yield (units[..., None] if self._dim is None else units).flatten(0, 1)
+
+    def _projected(self, weight: Weight) -> list[Tensor]:
+        """v̂·c of each row (n, q, T, G, d). A layer has computed it, times g, unless it drowns in the bias."""
+        cols = weight.factors.cols
+        if weight.result is not None and len(cols) == 1:
+            found = weight.result.values / self._g
+            if float((weight.result.bias.flatten() / self._g.flatten()).abs().max()) <= 8 * float(found.abs().max()):
+                return [found]  # never where g is zero
+        return [torch.einsum("nqtge,gde->nqtgd", c, self._direction) for c in cols]

@@ -1,0 +1,334 @@
+"""Every place where a parameter enters the graph of a network's outputs, with what its gradient is made of.
+
+Autograd's graph knows all uses of a parameter, also those outside of any layer, and keeps what their gradients need.
+A use is known here if the gradient of each sample follows from the gradient B at the output of one operation.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from lightning_normtheory.autodiff.graph import nodes
+from lightning_normtheory.ntk.sample_axis import SampleAxis
+
+__all__ = ["Elementwise", "Lookup", "Outer", "Site", "Use", "hands_on", "parameter_uses"]
+
+
+class Site:
+    """What is known of one use."""
+
+    def axes(self, ndim: int) -> Sequence[int]:
+        """The axes of B, of which there are ``ndim``, where the samples may be."""
+        return (0,)
+
+
+class Outer(Site):
+    """A weight whose gradient is Σ_p r_p c_pᵀ (G, d, d') over the positions p, for each of G groups of channels.
+
+    One of the two factors is known from the forward pass, the other is made of B.
+
+    Attributes:
+        moving_rows: whether it is r that is made of B.
+    """
+
+    moving_rows: bool = True
+
+    def fixed(self, axis: SampleAxis, n: int) -> Tensor:
+        """The factor that is known (n, T, G, ·)."""
+        raise NotImplementedError
+
+    def moving(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
+        """The factor that is made of B (n, T, G, ·)."""
+        raise NotImplementedError
+
+    def entering(self, axis: SampleAxis, n: int) -> Tensor:
+        """What entered the operation, with the samples in front."""
+        raise NotImplementedError
+
+
+@dataclass
+class Product(Outer):
+    """Rows of activations times a matrix."""
+
+    node: Any
+    saved: str
+    scale: float
+    moving_rows: bool
+
+    def fixed(self, axis: SampleAxis, n: int) -> Tensor:
+        rows = self.entering(axis, n)[:, :, None]
+        return rows if self.scale == 1 else self.scale * rows
+
+    def moving(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
+        return axis.in_front(b, n)[:, :, None]
+
+    def entering(self, axis: SampleAxis, n: int) -> Tensor:
+        return axis.in_front(getattr(self.node, self.saved), n)
+
+
+@dataclass
+class Convolution(Outer):
+    """Of any dimension, with stride, dilation, padding and groups, also transposed.
+
+    Position by position a convolution multiplies patches of its input with the weight (out, in/G, …), and a transposed
+    one adds pixels of its input, times the weight (in, out/G, …), to patches of its output.
+    """
+
+    node: Any
+
+    @property
+    def moving_rows(self) -> bool:  # type: ignore[override]
+        return not self.node._saved_transposed
+
+    def fixed(self, axis: SampleAxis, n: int) -> Tensor:
+        images = self.node._saved_input
+        return self._pixels(axis, n, images) if self.node._saved_transposed else self._patches(axis, n, images)
+
+    def moving(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
+        return self._patches(axis, n, b) if self.node._saved_transposed else self._pixels(axis, n, b)
+
+    def entering(self, axis: SampleAxis, n: int) -> Tensor:
+        return axis.in_front(self.node._saved_input, n)
+
+    def _pixels(self, axis: SampleAxis, n: int, images: Tensor) -> Tensor:
+        pixels = axis.in_front(images, n).flatten(3).movedim(2, 3)  # (n, t, positions, channels)
+        return pixels.unflatten(3, (self.node._saved_groups, -1)).flatten(1, 2)
+
+    def _patches(self, axis: SampleAxis, n: int, images: Tensor) -> Tensor:
+        node = self.node
+        positions = node._saved_input.shape[2:] if node._saved_transposed else self._positions(images)
+        kernel = node._saved_weight.shape[2:]
+        windows = _windows(images, kernel, positions, node._saved_stride, node._saved_padding, node._saved_dilation)
+        spatial = len(kernel)
+        # (images, channels, positions…, kernel…) -> (images, groups, channels/groups · kernel, positions), since whole
+        # rows of positions are copied faster than small kernels
+        positions_last = windows.permute(0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
+        unfolded = positions_last.reshape(len(images), node._saved_groups, -1, math.prod(positions))
+        return axis.in_front(unfolded.permute(0, 3, 1, 2), n).flatten(1, 2)
+
+    def _positions(self, images: Tensor) -> tuple[int, ...]:
+        node = self.node
+        return tuple(
+            (size + 2 * padding - dilation * (width - 1) - 1) // stride + 1
+            for size, width, stride, padding, dilation in zip(
+                images.shape[2:],
+                node._saved_weight.shape[2:],
+                node._saved_stride,
+                node._saved_padding,
+                node._saved_dilation,
+            )
+        )
+
+
+def _windows(
+    images: Tensor,
+    kernel: Sequence[int],
+    positions: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """A view (…, positions…, kernel…) of the padded images (…, sizes…)."""
+    if any(padding):
+        images = torch.nn.functional.pad(images, [p for size in reversed(padding) for p in (size, size)])
+    lead = images.dim() - len(kernel)
+    steps = images.stride()[lead:]
+    strides = [*images.stride()[:lead], *(s * step for s, step in zip(stride, steps))]
+    strides += [d * step for d, step in zip(dilation, steps)]
+    return images.as_strided([*images.shape[:lead], *positions, *kernel], strides)
+
+
+@dataclass
+class Lookup(Site):
+    """A table of so many ``entries`` of which the rows ``indices`` were taken; those equal to ``padding`` have no
+    gradient."""
+
+    indices: Tensor
+    padding: int
+    entries: int
+
+    def axes(self, ndim: int) -> Sequence[int]:
+        return range(self.indices.dim())
+
+    def rows(self, axis: SampleAxis, n: int) -> Tensor:
+        """The indices (n, T)."""
+        return axis.in_front(self.indices, n).flatten(1)
+
+    def moving(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
+        """The gradients of the rows (n, T, d)."""
+        b = torch.where((self.indices == self.padding)[..., None], 0.0, b)
+        return axis.in_front(b, n).flatten(1, -2)
+
+
+@dataclass
+class Elementwise(Site):
+    """A tensor that was added, or multiplied with ``factor``, with the sizes ``shape`` on the last axes of the result.
+
+    ``factor`` is None for 1.
+    """
+
+    shape: tuple[int, ...]
+    factor: Callable[[], Tensor | float] | None
+
+    def axes(self, ndim: int) -> Sequence[int]:
+        return [axis for axis, size in enumerate(self._aligned(ndim)) if size == 1]
+
+    def gradient(self, axis: SampleAxis, n: int, b: Tensor, factor: Tensor | float | None) -> Tensor:
+        """Of each sample, as (n, entries), with what ``factor()`` gives."""
+        each = axis.in_front(b if factor is None else b * factor, n)  # (n, …, t, …)
+        # Also over the t entries. A sum over an axis of length one would be a slow copy.
+        summed = [i for i, size in enumerate(self._aligned(b.dim()), 1) if size == 1 and each.shape[i] > 1]
+        return (each.sum(summed) if summed else each).reshape(n, -1)
+
+    def _aligned(self, ndim: int) -> tuple[int, ...]:
+        return (1,) * (ndim - len(self.shape)) + self.shape
+
+
+class Use(NamedTuple):
+    """A leaf of the graph, the operation that uses it, and what is known of that; None if nothing."""
+
+    leaf: Tensor
+    edge: GradientEdge
+    site: Site | None
+
+
+def parameter_uses(output: Tensor, leaves: Sequence[Tensor]) -> Iterator[Use]:
+    """All uses of the leaves in the graph of ``output``, in an order that depends on the graph alone.
+
+    Example:
+        >>> layer = torch.nn.Linear(3, 2)
+        >>> for use in parameter_uses(layer(torch.ones(1, 3)), list(layer.parameters())):
+        ...     print(tuple(use.leaf.shape), type(use.site).__name__)
+        (2,) Elementwise
+        (2, 3) Product
+    """
+    wanted = {id(leaf) for leaf in leaves}
+    last: Any = output.grad_fn
+    for node in nodes(output):
+        handed_on = _behind(node, wanted)
+        if handed_on is not None:
+            if node is last:  # the output is a parameter, as it is
+                yield Use(handed_on[0], GradientEdge(node, 0), None)
+            continue
+        for index, (source, _) in enumerate(node.next_functions):
+            behind = _behind(source, wanted)
+            if behind is not None:
+                rule = _RULES.get(node.name())
+                yield Use(behind[0], GradientEdge(node, 0), rule(node, index, *behind) if rule else None)
+
+
+def _behind(node: Any, wanted: set[int]) -> tuple[Tensor, bool] | None:
+    """The leaf that a node hands on, and whether as its transpose."""
+    transposed = False
+    while node is not None:
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return (variable, transposed) if id(variable) in wanted else None
+        if not hands_on(node):
+            return None
+        transposed = transposed != (node.name() == "TBackward0")
+        node = node.next_functions[0][0]
+    return None
+
+
+def hands_on(node: Any) -> bool:
+    """Whether an operation gives what it gets, at most transposed: what happens to weights before they are used."""
+    return node.name() in ("CloneBackward0", "TBackward0")
+
+
+# -- one rule for each operation: of the node, the index of the argument, the leaf, whether it is transposed -----------
+
+
+def _addmm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    if index == 2:
+        return Product(node, "_saved_mat1", float(node._saved_alpha), transposed)
+    return _added(leaf, transposed, float(node._saved_beta)) if index == 0 else None
+
+
+def _mm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    return Product(node, "_saved_self", 1.0, transposed) if index == 1 else None
+
+
+def _convolution(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    if index == 1:
+        return Convolution(node)
+    return _on_channels(node._saved_weight.dim() - 2, leaf, None) if index == 2 else None
+
+
+def _embedding(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    # Frequencies in the batch: the samples would not be independent.
+    return (
+        None
+        if transposed or node._saved_scale_grad_by_freq
+        else Lookup(node._saved_indices, _signed(node._saved_padding_idx), leaf.numel())
+    )
+
+
+def _batch_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    if node._saved_training or node._saved_running_mean is None:
+        return None
+
+    def normalized() -> Tensor:
+        x = node._saved_input
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        deviation = (node._saved_running_var + node._saved_eps).sqrt()
+        return (x - node._saved_running_mean.view(shape)) / deviation.view(shape)
+
+    return _on_channels(node._saved_input.dim() - 2, leaf, normalized if index == 1 else None)
+
+
+def _layer_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    def normalized() -> Tensor:
+        return (node._saved_input - node._saved_result1) * node._saved_result2
+
+    return None if transposed else Elementwise(tuple(leaf.shape), normalized if index == 1 else None)
+
+
+def _group_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    def normalized() -> Tensor:
+        x = node._saved_input
+        groups = x.reshape(node._saved_N, node._saved_group, -1)
+        centred = groups - node._saved_result1.reshape(node._saved_N, node._saved_group, 1)
+        return (centred * node._saved_result2.reshape(node._saved_N, node._saved_group, 1)).view(x.shape)
+
+    return _on_channels(node._saved_input.dim() - 2, leaf, normalized if index == 1 else None)
+
+
+def _addition(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    return _added(leaf, transposed, float(node._saved_alpha) if index == 1 else 1.0)
+
+
+def _multiplication(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    if transposed:
+        return None
+    return Elementwise(tuple(leaf.shape), lambda: node._saved_self if index == 1 else node._saved_other)
+
+
+def _added(leaf: Tensor, transposed: bool, scale: float) -> Site | None:
+    return None if transposed else Elementwise(tuple(leaf.shape), None if scale == 1 else lambda: scale)
+
+
+def _on_channels(spatial: int, leaf: Tensor, factor: Callable[[], Tensor | float] | None) -> Site:
+    return Elementwise((len(leaf), *[1] * spatial), factor)
+
+
+def _signed(index: int) -> int:
+    return index - 2**64 if index >= 2**63 else index
+
+
+_RULES: dict[str, Callable[[Any, int, Tensor, bool], Site | None]] = {
+    "AddmmBackward0": _addmm,
+    "MmBackward0": _mm,
+    "ConvolutionBackward0": _convolution,
+    "EmbeddingBackward0": _embedding,
+    "NativeBatchNormBackward0": _batch_norm,
+    "NativeLayerNormBackward0": _layer_norm,
+    "NativeGroupNormBackward0": _group_norm,
+    "AddBackward0": _addition,
+    "MulBackward0": _multiplication,
+}

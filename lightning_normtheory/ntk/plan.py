@@ -1,0 +1,252 @@
+"""How the gradients of each parameter will be had: from the structure of its layer, or one sample after the other."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.progress import tick
+from lightning_normtheory.ntk.factors import LeafFactors, Part, Weight, add_parts, join, site_factors
+from lightning_normtheory.ntk.network import Leaf, Network, RecordingWeights
+from lightning_normtheory.ntk.parameter_uses import Use, hands_on, parameter_uses
+from lightning_normtheory.ntk.sample_axis import SampleAxis, StructureChanged, find_sample_axis
+from lightning_normtheory.ntk.verification import Evidence, SamplesCoupled, at_use
+
+__all__ = ["Plan", "backward", "leaf_factors", "make_plan", "weights_of"]
+
+
+@dataclass
+class Plan:
+    """What is known of a network's parameters.
+
+    Attributes:
+        outputs: k.
+        evidence: of the samples that were looked at.
+        saved_entries: the size of what autograd keeps of the forward pass, per sample.
+        cotangents: how many of them mix into the one that was tried.
+        graph: what the uses of the parameters look like, to recognise them.
+        axes: where the samples are, for each use.
+        structured: leaves with the uses that they have.
+        one_by_one: parameters whose gradients are taken sample by sample.
+        entries: the size of the gradients at all uses, per sample and output.
+    """
+
+    outputs: int
+    evidence: Evidence
+    saved_entries: int
+    cotangents: int = 0
+    graph: list[str] = field(default_factory=list)
+    axes: list[SampleAxis | None] = field(default_factory=list)
+    structured: dict[Leaf, list[int]] = field(default_factory=dict)
+    one_by_one: list[Leaf] = field(default_factory=list)
+    entries: int = 0
+
+    def uses(self, network: Network, output: Tensor) -> list[Use]:
+        """
+        Raises:
+            StructureChanged: if these are other uses than those of the plan.
+        """
+        found = all_uses(network, output)
+        if _describe(found) != self.graph:
+            raise StructureChanged
+        return found
+
+
+def all_uses(network: Network, output: Tensor) -> list[Use]:
+    with network.weights.in_backward():  # asking for what was saved lets a checkpoint run its forward pass again
+        return list(parameter_uses(output, [leaf.tensor for leaf in network.leaves()]))
+
+
+def _describe(uses: Iterable[Use]) -> list[str]:
+    return [f"{use.edge.node.name()} {id(use.leaf)} {type(use.site).__name__}" for use in uses]
+
+
+def weights_of(cotangents: Tensor) -> Tensor:
+    """(c,), with which outputs are mixed where one backward pass shall stand for all: all different, none zero."""
+    return torch.linspace(1, 2, len(cotangents), dtype=cotangents.dtype, device=cotangents.device)
+
+
+def make_plan(
+    network: Network, x: Any, which: Tensor, cotangents_of: Callable[[int], Tensor], *, structured: bool = True
+) -> Plan:
+    """Look at a few samples: find their axes, and compare what the structure gives with gradients of autograd's.
+
+    Every leaf for which they differ, whatever the reason, is left to the gradients; all of them, if the plan shall not
+    be ``structured``.
+
+    Args:
+        x: the samples with the numbers ``which``, in a batch by themselves.
+        cotangents_of: makes the cotangents (c, k) of a number k of outputs.
+    """
+    samples = len(which)
+    try:
+        with _counting_saved() as saved:
+            output = network.with_leaves(x, samples)
+    except Exception as error:  # if the batch cannot be run either, that will show
+        if is_out_of_memory(error):
+            raise
+        raise SamplesCoupled from error
+    k = output.shape[1]
+    plan = Plan(k, Evidence(which, output.detach(), []), saved.total // output.element_size() // samples)
+    if not structured:
+        plan.one_by_one = list(network.parameters)
+        return plan
+    uses = all_uses(network, output)
+    if _entangled(network, uses):
+        network.compose()
+        return make_plan(network, x, which, cotangents_of)
+    cotangents = cotangents_of(k).to(output)
+    mixed, plan.cotangents = weights_of(cotangents) @ cotangents, len(cotangents)
+    gradients = _look_at_uses(plan, network, output, uses, mixed)
+    _sort_leaves(plan, network, output, uses, gradients, mixed)
+    return plan
+
+
+def _look_at_uses(plan: Plan, network: Network, output: Tensor, uses: Sequence[Use], mixed: Tensor) -> list[Tensor]:
+    """Note where the samples are, and what to find again; returns the gradients at the uses."""
+    samples = len(output)
+    factors = 2.0 ** torch.arange(samples, dtype=output.dtype, device=output.device)  # multiplied with no rounding
+    gradients = backward(network, output, uses, mixed.expand(samples, -1))
+    scaled = backward(network, output, uses, torch.outer(factors, mixed))
+    plan.graph = _describe(uses)
+    plan.entries = sum(gradient.numel() for gradient in gradients) // samples
+    for use, gradient, multiple in zip(uses, gradients, scaled):
+        axes = use.site.axes(gradient.dim()) if use.site is not None else ()
+        axis = find_sample_axis(gradient, multiple, factors, axes)
+        with network.weights.in_backward():
+            seen = at_use(use, axis, [gradient], factors[:1], samples, torch.arange(samples))
+        plan.axes.append(axis)
+        plan.evidence.at_uses.append(seen)
+    return gradients
+
+
+def _sort_leaves(
+    plan: Plan, network: Network, output: Tensor, uses: Sequence[Use], gradients: Sequence[Tensor], mixed: Tensor
+) -> None:
+    """Into those whose structure gives what autograd gives, and the others."""
+    leaves = network.leaves()
+    with network.weights.in_backward():
+        exact = _exact_norms(output, mixed, leaves)
+    for leaf, norms in zip(leaves, exact):
+        mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
+        agrees = False
+        with suppress(RuntimeError):  # of dtypes that do not mix, say
+            triples = [(uses[i], plan.axes[i], [gradients[i]]) for i in mine]
+            factors = leaf_factors(network.weights, leaf, triples, len(output), folded=True)
+            agrees = factors is not None and _agrees(leaf, factors, len(output), norms)
+        if mine and agrees:
+            plan.structured[leaf] = mine
+        elif mine:
+            plan.one_by_one += network.raw([leaf])
+
+
+class _Saved:
+    """Bytes that autograd keeps of the samples, not of the weights."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self.total = 0
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        weight = tensor.grad_fn is None or hands_on(tensor.grad_fn)
+        if not weight and tensor.data_ptr() not in self._seen:
+            self._seen.add(tensor.data_ptr())
+            self.total += tensor.numel() * tensor.element_size()
+        return tensor.detach()  # an output that an operation keeps of itself would never be let go
+
+
+@contextmanager
+def _counting_saved() -> Iterator[_Saved]:
+    saved = _Saved()
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+        yield saved
+
+
+def _entangled(network: Network, uses: Sequence[Use]) -> bool:
+    """Whether a g or v has another role than in its one WeightNorm: then its gradients are sums over several."""
+    inside = Counter(id(p) for each in network.weights.maps.values() for p in (each.g, each.v))
+    return any(count > 1 for count in inside.values()) or any(id(use.leaf) in inside for use in uses)
+
+
+def backward(network: Network, output: Tensor, uses: Sequence[Use], cotangent: Tensor) -> list[Tensor]:
+    """The gradient of Σ cotangent·output at each use; gradients of parameters are not computed.
+
+    Raises:
+        StructureChanged: if an operation has none.
+    """
+    edges = list(dict.fromkeys(use.edge for use in uses))
+    if not edges:
+        return []
+    tick("pass")
+    with network.weights.in_backward():
+        gradients = torch.autograd.grad(output, edges, cotangent, retain_graph=True, allow_unused=True)
+    found = dict(zip(edges, gradients))
+    if any(gradient is None for gradient in gradients):
+        raise StructureChanged
+    return [found[use.edge] for use in uses]
+
+
+@torch.no_grad()  # what the graph has saved is part of it
+def leaf_factors(
+    weights: RecordingWeights,
+    leaf: Leaf,
+    uses: Sequence[tuple[Use, SampleAxis | None, Sequence[Tensor]]],
+    samples: int,
+    *,
+    folded: bool,
+) -> LeafFactors | None:
+    """From the gradients of each use, one for each output; None if the structure does not carry them."""
+    collected = []
+    for use, axis, gradients in uses:
+        if use.site is None or axis is None:
+            return None
+        result = weights.result(use.edge.node) if leaf.weight_norm is not None else None
+        with weights.in_backward():  # asking for what was saved lets a checkpoint run its forward pass again
+            collected.append(site_factors(use.site, axis, samples, gradients, folded=folded, result=result))
+    if not collected:
+        return None
+    factors = join(collected)
+    return factors if leaf.weight_norm is None or isinstance(factors, Weight) else None
+
+
+def _coefficients(samples: int, like: Tensor) -> Tensor:
+    """Of the samples in the comparison: all different, none zero."""
+    return torch.linspace(1, 2, samples, dtype=like.dtype, device=like.device)
+
+
+def _exact_norms(output: Tensor, weights: Tensor, leaves: Sequence[Leaf]) -> list[dict[Part, float]]:
+    """‖∇ Σ_i a_i Σ_h b_h f_h(x_i)‖² in each leaf, by its parts, from autograd's gradients."""
+    cotangent = torch.outer(_coefficients(len(output), weights), weights)
+    tensors = [leaf.tensor for leaf in leaves]
+    gradients = torch.autograd.grad(output, tensors, cotangent, retain_graph=True, allow_unused=True)
+    found: list[dict[Part, float]] = []
+    for leaf, gradient in zip(leaves, gradients):
+        each = leaf.weight_norm
+        if gradient is None:
+            found.append({})
+        elif each is None:
+            found.append({leaf.part: float(gradient.to_dense().norm()) ** 2})
+        else:
+            length, direction = each.pulled_norms(gradient)
+            found.append({"length": length * each.g.requires_grad, "direction": direction * each.v.requires_grad})
+    return found
+
+
+@torch.no_grad()
+def _agrees(leaf: Leaf, factors: LeafFactors, samples: int, exact: dict[Part, float]) -> bool:
+    out: dict[Part, Tensor] = {
+        part: torch.zeros(samples, samples, dtype=torch.float64, device=leaf.tensor.device) for part in exact
+    }
+    add_parts(out, leaf.part, factors, factors, weight_norm=leaf.weight_norm)
+    a = _coefficients(samples, next(iter(out.values())))
+    found = {part: float(a @ (kernel.triu() + kernel.triu(1).t()) @ a) for part, kernel in out.items()}
+    scale = sum(float(kernel.diagonal().abs().sum()) for kernel in out.values()) * 4 * samples
+    if leaf.weight_norm is not None:  # the direction's part is a difference of numbers of this size
+        scale *= 1 + float(leaf.weight_norm.scale.abs().max()) ** 2
+    tol = torch.finfo(leaf.tensor.dtype).eps ** 0.5
+    return all(abs(found[part] - norm) <= tol * (scale + norm) for part, norm in exact.items())

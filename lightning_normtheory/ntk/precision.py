@@ -1,0 +1,45 @@
+"""A model in another precision, for as long as it is measured."""
+
+import torch
+from torch import Tensor, nn
+
+from lightning_normtheory.autodiff.graph import leaves
+
+__all__ = ["Converted"]
+
+
+class Converted:
+    """Lend a model parameters and buffers of another dtype. Use it inside `preserve_state`, which takes them back.
+
+    The model's own parameters are not touched: to give one of them data of another dtype makes torch forget the hooks
+    on its gradient, among them those with which processes exchange gradients.
+
+    Args:
+        model: afterwards, `Converted.apply` is to be called whenever its buffers have been replaced.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._model, self._dtype = model, dtype
+        self._originals = [p for p in model.parameters() if p.is_floating_point()]
+        self._lent = {id(p): nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad) for p in self._originals}
+
+    def apply(self) -> None:
+        for module in self._model.modules():
+            for place in (module._parameters, vars(module)):
+                for name, value in list(place.items()):
+                    if id(value) in self._lent:
+                        place[name] = self._lent[id(value)]
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_floating_point():
+                    module._buffers[name] = buffer.to(self._dtype)
+            if isinstance(module, nn.RNNBase):  # keeps its weights in a list besides
+                module._flat_weights = [self._lent.get(id(weight), weight) for weight in module._flat_weights]
+
+    def check(self, output: Tensor) -> None:
+        """
+        Raises:
+            RuntimeError: if the model has used one of its own parameters, which it keeps in some other place.
+        """
+        own = {id(p) for p in self._originals}
+        if any(id(leaf) in own for leaf in leaves(output)):
+            raise RuntimeError(f"a parameter is used that {type(self._model).__name__} keeps outside of its modules")

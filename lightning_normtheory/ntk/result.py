@@ -1,0 +1,159 @@
+"""The tangent kernel as a result: its parts, its spectrum, and how far they can be trusted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.linalg.spectrum import exceeds, largest_eigenvalue, smallest_eigenvalue
+from lightning_normtheory.ntk.factors import Part
+
+__all__ = ["KernelParts", "Outputs", "TangentKernel"]
+
+Outputs = Literal["full", "trace", "sum"]
+# λ_min is accurate to 1 % where it is so many times its floor.
+_NEAR = 100
+
+
+@dataclass(frozen=True)
+class KernelParts:
+    """A kernel by the parameters it comes from: the directions v and the lengths g of WeightNorm, and all others."""
+
+    direction: Tensor
+    length: Tensor
+    rest: Tensor
+
+
+@dataclass(frozen=True)
+class TangentKernel:
+    """The result of `empirical_ntk`.
+
+    Attributes:
+        kernel: K, float64, (n, n), or (nk, nk) for all outputs: row i·k + h is output h of sample i.
+        direction: the part of the directions v of WeightNorm; zero without one.
+        length: the part of their lengths g.
+        rest: the part of all other parameters. The three add up to ``kernel``.
+        outputs: which kernel it is.
+        number_of_outputs: k.
+        dtype: that of the products; sums are in float64.
+        parameters: p, the number of trainable entries.
+        lengths: how many of them are lengths g of WeightNorm.
+        rank_limit: what the rank cannot exceed, by the number of parameters and by samples that occur twice.
+        duplicates: how many samples have occurred before.
+        one_by_one: names of the parameters whose gradients were taken sample by sample.
+        coupled: whether samples see each other, so that the derivative goes through the batch.
+        remark: what must be said of that, if they do for another reason than the statistics of a BatchNorm.
+        layers: the parts of each layer, by module name, if asked for.
+    """
+
+    kernel: Tensor = field(repr=False)
+    direction: Tensor = field(repr=False)
+    length: Tensor = field(repr=False)
+    rest: Tensor = field(repr=False)
+    outputs: Outputs
+    number_of_outputs: int
+    dtype: torch.dtype
+    parameters: int
+    lengths: int
+    rank_limit: int
+    duplicates: int = 0
+    one_by_one: tuple[str, ...] = ()
+    coupled: bool = False
+    remark: str = ""
+    layers: Mapping[str, KernelParts] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def lambda_min(self) -> float:
+        """The least eigenvalue. Below `floor` it is rounding; the theory's condition is λ_min(K_full) > 0."""
+        return smallest_eigenvalue(self.kernel, self.lambda_max)
+
+    @cached_property
+    def lambda_max(self) -> float:
+        return largest_eigenvalue(self.kernel)
+
+    @property
+    def floor(self) -> float:
+        """What λ_min can be off by: ε of the products, and n ε of float64 for sums and decomposition, times λ_max."""
+        return relative_floor(len(self.kernel), self.dtype) * self.lambda_max
+
+    @property
+    def condition_number(self) -> float:
+        """λ_max/λ_min; infinite where λ_min is at or below its floor."""
+        return self.lambda_max / self.lambda_min if self.lambda_min > self.floor else float("inf")
+
+    @property
+    def effective_rank(self) -> float:
+        """(tr K)²/‖K‖_F², between 1 and n; 0 for a kernel that is zero."""
+        square = float(self.kernel.square().sum())
+        return float(self.kernel.trace()) ** 2 / square if square != 0 else 0.0
+
+    @cached_property
+    def direction_lambda_min(self) -> float:
+        """λ_min of the part of the directions."""
+        return smallest_eigenvalue(self.direction, self.lambda_max)
+
+    @cached_property
+    def length_lambda_min(self) -> float:
+        """λ_min of the part of the lengths."""
+        return smallest_eigenvalue(self.length, self.lambda_max)
+
+    @property
+    def crossover(self) -> float:
+        """√(λ_min(K_direction)/λ_min(K_length)): above 1 the directions dominate, below 1 the lengths.
+
+        In DGM's network K_direction falls like 1/α² while K_length stays: this is α*/α, where α* is the α at which the
+        two are equal. An eigenvalue below its floor counts as zero; NaN if both are."""
+        # The part of the directions is a difference of numbers of the size of K, that of the lengths stands for itself.
+        length_floor = relative_floor(len(self.length), self.dtype) * largest_eigenvalue(self.length)
+        direction = self.direction_lambda_min if self.direction_lambda_min > self.floor else 0.0
+        length = self.length_lambda_min if self.length_lambda_min > length_floor else 0.0
+        if length == 0.0:
+            return float("inf") if direction > 0 else float("nan")
+        return float((direction / length) ** 0.5)
+
+    @property
+    def shares(self) -> dict[Part, float]:
+        """What each part contributes to the trace of the kernel."""
+        total = float(self.kernel.trace()) or 1.0  # of a kernel that is zero they are zero
+        parts: dict[Part, Tensor] = {"direction": self.direction, "length": self.length, "rest": self.rest}
+        return {name: float(part.trace()) / total for name, part in parts.items()}
+
+    @property
+    def over_samples(self) -> Tensor:
+        """The kernel as (n, n): that of all outputs, averaged over them."""
+        if self.outputs != "full":
+            return self.kernel
+        k = self.number_of_outputs
+        n = len(self.kernel) // k
+        return self.kernel.view(n, k, n, k).diagonal(dim1=1, dim2=3).mean(-1)
+
+    @property
+    def deficiency(self) -> str:
+        """Why λ_min is zero whatever the parameters are, if it is; else empty."""
+        size = len(self.kernel)
+        if self.rank_limit >= size:
+            return ""
+        reason = (
+            f"{self.duplicates} samples occur again" if self.duplicates else "its gradients have no more dimensions"
+        )
+        return f"The kernel has {size} rows, but its rank is at most {self.rank_limit}: {reason}"
+
+    @property
+    def near_floor(self) -> bool:
+        """Whether λ_min of the kernel, or of one of WeightNorm's parts, may be too near to its floor to be told from
+        it. What is not finite has overflown."""
+        if not bool(torch.isfinite(self.kernel).all()):
+            return True
+        parts = [self.kernel]
+        if bool(self.length.any()) and bool(self.direction.any()) and self.lengths >= len(self.kernel):
+            parts += [self.length, self.direction]
+        limit = _NEAR * relative_floor(len(self.kernel), self.dtype)
+        return any(not exceeds(part, limit * float(part.norm())) for part in parts)  # ‖K‖_F ≥ λ_max
+
+
+def relative_floor(size: int, products: torch.dtype) -> float:
+    """Of a kernel with so many rows, in units of its largest eigenvalue."""
+    return torch.finfo(products).eps + size * torch.finfo(torch.float64).eps

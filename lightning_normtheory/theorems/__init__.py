@@ -1,0 +1,1 @@
+"""Which theorem applies, and the bounds that it gives."""

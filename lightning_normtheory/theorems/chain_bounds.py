@@ -1,0 +1,148 @@
+"""Hessian, gradient and Lipschitz bounds of the network that is there, for all parameters in a ball around it.
+
+WN, Theorem 4.1 and Lemma 4.1, carried over from the paper's network to chains of Linear layers and convolutions with or
+without WeightNorm, with trained lengths g, biases, any input norm and any smooth activation. docs/theorems.md has every
+step of the derivation.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from lightning_normtheory.architecture.chain import Chain, LinkBounds, link_bounds
+
+__all__ = ["LossConstants", "NetworkConstants", "loss_constants", "network_constants"]
+
+
+class NetworkConstants(NamedTuple):
+    """Bounds for every sample with ‖x‖ ≤ ``x_norm``, every θ' with ‖θ' − θ‖ ≤ ``radius``, and every unit combination
+    c·f of the outputs (of each output, in particular).
+
+    Attributes:
+        hessian: H̄ ≥ ‖∇²(c·f)‖₂; infinite where an activation is not smooth.
+        gradient: G ≥ ‖∂f/∂θ‖₂, the norm of the (k, p) Jacobian; so also of the gradient of one output.
+        lipschitz: ‖∂f/∂x‖₂.
+        output: ‖f(x)‖.
+    """
+
+    hessian: float
+    gradient: float
+    lipschitz: float
+    output: float
+
+
+def network_constants(
+    chain: Chain, *, x_norm: float, radius: float = 0.0, directions_shrink: bool = False
+) -> NetworkConstants:
+    """The bounds, by the chain rule from layer to layer.
+
+    With N_l ≥ ‖h_l‖, e_p ≥ ‖∂z_l/∂θ_p‖ (e_p^∞ for the largest entry), d_p ≥ ‖∂h_l/∂θ_p‖, E_pq ≥ ‖∂²h_l/∂θ_p∂θ_q‖:
+
+        N_l = c(T N_{l−1} + ‖b‖) + |φ(0)|√size     e_l = √((M N_{l−1})² + ‖∂z/∂b‖²),  e_p = T d_p     d_p = c e_p
+        E_pq = β_φ min(e_p^∞ e_q, e_p e_q^∞) + c(T E_pq + [p = l] M d_q + [q = l] M d_p + [p = q = l] S N)
+
+    where c = sup|φ'|. The norm of the matrix of these blocks, after the last layer, bounds that of the Hessian.
+
+    Args:
+        x_norm: max ‖x‖.
+        radius: ρ₂, how far θ' may be from θ; a step of the optimizer for example.
+        directions_shrink: whether ‖v‖ of a WeightNorm may fall by ``radius``. Not in a step of plain gradient descent.
+
+    Example:
+        f = v·tanh(Wx) with one unit, W = 0, v = 1, ‖x‖ = 1: ∇²f has the entry ∂²f/∂v∂W = x
+
+        >>> from torch import nn
+        >>> from lightning_normtheory.architecture.chain import chain_of
+        >>> from lightning_normtheory.architecture.recorder import record_forward
+        >>> net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False)).double()
+        >>> net[0].weight.data.zero_(), net[2].weight.data.fill_(1.0)
+        (tensor(...), tensor(...))
+        >>> found = network_constants(chain_of(record_forward(net, torch.ones(2, 1).double())), x_norm=1.0)
+        >>> found.gradient, found.hessian >= 1
+        (1.0, True)
+    """
+    if not isinstance(chain, Chain):
+        raise TypeError(f"Expected a Chain, from chain_of or Problem.chain, but got {chain!r}.")
+    if not x_norm >= 0 or not radius >= 0:
+        raise ValueError(f"Expected a norm and a radius of at least 0, but got x_norm={x_norm!r}, radius={radius!r}.")
+    norm, lipschitz = x_norm, 1.0
+    d: list[float] = []
+    E = torch.zeros(0, 0, dtype=torch.float64)
+    for link in chain.links:
+        bounds = link_bounds(link, radius, directions_shrink=directions_shrink)
+        norm *= link.before
+        inner = [link.before * x for x in d]
+        lipschitz *= link.before * bounds.spectral
+        e = [bounds.spectral * x for x in inner] + [
+            math.hypot(bounds.first * bounds.reach * norm, bounds.bias_gradient)
+        ]
+        Z = _second(bounds, link.before * E, inner, norm)
+        norm = bounds.spectral * norm + bounds.bias
+        if link.activation is None:
+            d, E = e, Z
+            break
+        phi = link.activation
+        largest = torch.tensor([bounds.row * x for x in inner] + e[-1:], dtype=torch.float64)
+        whole = torch.tensor(e, dtype=torch.float64)
+        curved = torch.minimum(torch.outer(largest, whole), torch.outer(whole, largest))
+        E = phi.lipschitz * Z + _times(phi.smoothness, curved)
+        d = [phi.lipschitz * x for x in e]
+        lipschitz *= phi.lipschitz
+        norm = phi.lipschitz * norm + abs(phi.at_zero) * math.sqrt(link.affine.size)
+    hessian = float(torch.linalg.matrix_norm(E, 2)) if bool(torch.isfinite(E).all()) else math.inf
+    return NetworkConstants(hessian, math.hypot(*d), lipschitz, norm)
+
+
+def _second(bounds: LinkBounds, E: torch.Tensor, d: list[float], norm: float) -> torch.Tensor:
+    """‖∂²z/∂θ_p∂θ_q‖ of a layer's own parameters, the last row and column, and of those before."""
+    size = len(E) + 1
+    Z = torch.zeros(size, size, dtype=torch.float64)
+    Z[:-1, :-1] = bounds.spectral * E
+    mixed = bounds.first * bounds.reach * torch.tensor(d, dtype=torch.float64)
+    Z[-1, :-1] = Z[:-1, -1] = mixed
+    Z[-1, -1] = bounds.second * bounds.reach * norm
+    return Z
+
+
+def _times(number: float, matrix: torch.Tensor) -> torch.Tensor:
+    """With ∞ · 0 = 0: an activation without curvature does no harm where nothing moves."""
+    return torch.where(matrix > 0, number * matrix, torch.zeros_like(matrix))
+
+
+class LossConstants(NamedTuple):
+    """What follows for L = (s/n) Σ_i ‖y_i − f(x_i)‖² on the samples where R and L were measured.
+
+    Attributes:
+        alpha: L(θ') ≥ L + ⟨∇L, θ' − θ⟩ + (α/2)‖θ' − θ‖² for |cos(θ' − θ, ∇L)| ≥ κ (WN, Lemma 5.1); RSC holds if α > 0.
+        beta: the same from above, with β instead of α and in all directions (WN, Lemma 5.2).
+        residual: the largest √(L/s) in the ball.
+    """
+
+    alpha: float
+    beta: float
+    residual: float
+
+
+def loss_constants(
+    network: NetworkConstants, *, radius: float, loss: float, ratio: float, kappa: float = 1.0, scale: float = 1.0
+) -> LossConstants:
+    """α = (κ²/2)R − s(4Gρ₂ + 2√(L/s)_max)H̄ and β = s(2G² + 2√(L/s)_max H̄), √(L/s)_max = √(L/s) + Gρ₂.
+
+    WN, Lemmas 5.1 and 5.2, with the loss that was measured instead of a bound for it, and without a factor k for k
+    outputs, since H̄ and G are about all of them at once.
+
+    Args:
+        network: for the same ``radius``.
+        loss: L, and ``ratio``: R = ‖∇L‖²/L, on the same samples.
+        kappa: |cos(θ' − θ, ∇L)|, 1 for a step of gradient descent.
+        scale: s: 1 for the papers' loss, 1/k for `torch.nn.MSELoss`.
+
+    Example:
+        >>> loss_constants(NetworkConstants(2.0, 3.0, 1.0, 1.0), radius=0.0, loss=4.0, ratio=20.0)
+        LossConstants(alpha=2.0, beta=26.0, residual=2.0)
+    """
+    residual = math.sqrt(max(loss, 0.0) / scale) + network.gradient * radius
+    alpha = kappa**2 / 2 * ratio - scale * (4 * network.gradient * radius + 2 * residual) * network.hessian
+    beta = scale * (2 * network.gradient**2 + 2 * residual * network.hessian)
+    return LossConstants(alpha, beta, residual)

@@ -1,0 +1,262 @@
+"""The Rademacher complexity of a network's class, layer by layer from the output to the input.
+
+After Golowich, Rakhlin and Shamir (2018), Theorem 1, extended to biases, activations that are not homogeneous,
+convolutions, sums and poolings; docs/theorems.md has every step. For each value h of the network two numbers C and κ
+are carried along, such that for the class of all networks with the same radii and for every μ > 0
+
+    E sup exp(μ ‖Σ_i ε_i h(x_i)‖) ≤ κ · E exp(μ C ‖Σ_i ε_i x_i‖)
+
+with random signs ε_i. At the output, (1/n) E sup |Σ ε f| ≤ C max‖x‖ (√(2 ln κ) + 1)/√n.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.architecture.operations import (
+    Activation,
+    Affine,
+    FixedMap,
+    Input,
+    MaxPooling,
+    Opaque,
+    Operation,
+    Scaling,
+    Sum,
+    walk,
+)
+
+__all__ = ["Complexity", "NoBound", "network_complexity"]
+
+
+class NoBound(ValueError):
+    """A network of which nothing can be proved, and why."""
+
+
+class Complexity(NamedTuple):
+    """What is known of a class of networks f with k outputs.
+
+    Attributes:
+        factors: C_h of each output: ‖f_h‖ ≤ C_h ‖x‖ for every network of the class.
+        log_kappa: ln κ, about ln 2 for each layer with an activation.
+        radii: the norms that define the class, one for each layer, as they were measured.
+        constant: whether a coordinate 1 was added to x, for the biases: then ‖x‖² above means ‖x‖² + 1.
+    """
+
+    factors: tuple[float, ...]
+    log_kappa: float
+    radii: tuple[float, ...]
+    constant: bool
+
+    def input_norm(self, x_norm: float) -> float:
+        """max ‖x‖ with the coordinate that was added."""
+        return math.hypot(x_norm, 1.0) if self.constant else x_norm
+
+    def output_bounds(self, x_norm: float) -> tuple[float, ...]:
+        """F_h ≥ |f_h(x)| of every network of the class, for ‖x‖ ≤ ``x_norm``."""
+        return tuple(factor * self.input_norm(x_norm) for factor in self.factors)
+
+    def rademacher(self, n: int, x_norm: float) -> float:
+        """Σ_h R_n(f_h), which bounds E sup (1/n) Σ_i Σ_h ε_ih f_h(x_i); for one output, its complexity."""
+        return sum(self.output_bounds(x_norm)) * (math.sqrt(2 * self.log_kappa) + 1) / math.sqrt(n)
+
+
+class _State(NamedTuple):
+    factor: float
+    log_kappa: float
+
+
+def network_complexity(output: Operation) -> Complexity:
+    """The complexity of all networks with the structure and the norms of this one.
+
+    Args:
+        output: of a recorded forward pass, with the outputs (k,) of a sample.
+
+    Raises:
+        NoBound: with the reason, if the network has a step of which nothing can be proved.
+
+    Example:
+        A tanh layer whose three rows have norm 2, and a unit vector: C = √3 · 2, κ = 2
+
+        >>> from torch import nn
+        >>> from lightning_normtheory.architecture.recorder import record_forward
+        >>> net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Tanh(), nn.Linear(3, 1, bias=False))
+        >>> net[0].weight.data = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
+        >>> net[2].weight.data = torch.tensor([[0.0, 0.0, 1.0]])
+        >>> found = network_complexity(record_forward(net, torch.randn(2, 2)))
+        >>> round(found.factors[0] ** 2, 4), round(found.log_kappa / math.log(2), 4)
+        (12.0, 1.0)
+    """
+    steps = list(walk(output))
+    for step in steps:
+        if isinstance(step, Opaque):
+            raise NoBound(step.reason)
+    peeling = _Peeling(constant=any(map(_adds_constant, steps)))
+    states: dict[int, _State] = {}
+    for step in _asked_for(steps):
+        states[id(step)] = peeling.state(step, states)
+    factors, log_kappa = peeling.outputs(output, states)
+    return Complexity(factors, log_kappa, tuple(peeling.radii), peeling.constant)
+
+
+def _asked_for(steps: list[Operation]) -> list[Operation]:
+    """All but the affine maps that only an activation uses, which is peeled off together with them."""
+    output = steps[-1]
+    asked = {id(output.source if _is_head(output) else output)}
+    for step in reversed(steps):
+        if id(step) in asked:
+            asked |= {id(s) for s in ([_layer_before(step).source] if isinstance(step, Activation) else step.sources)}
+    return [step for step in steps if id(step) in asked]
+
+
+def _is_head(output: Operation) -> bool:
+    return isinstance(output, Affine) and output.positions == 1
+
+
+def _adds_constant(step: Operation) -> bool:
+    if isinstance(step, Affine):
+        return step.bias is not None and bool(step.bias.any())
+    if isinstance(step, Scaling):
+        return step.shift is not None and bool(step.shift.any())
+    return isinstance(step, Activation) and step.constants.at_zero != 0
+
+
+class _Layer(NamedTuple):
+    """The affine map in front of an activation, with a BatchNorm's scaling folded in."""
+
+    source: Operation
+    frobenius: float
+    row: float
+    bias: float
+    largest_bias: float
+    size: int
+
+
+class _Peeling:
+    def __init__(self, *, constant: bool) -> None:
+        self.constant = constant
+        self.radii: list[float] = []
+
+    def state(self, step: Operation, states: dict[int, _State]) -> _State:
+        if isinstance(step, Input):
+            return _State(1.0, 0.0)
+        if isinstance(step, Activation):
+            return self._peel(step, states)
+        if isinstance(step, Sum):
+            # exp(μ(A + B)) ≤ t exp(μA/t) + (1 − t) exp(μB/(1 − t)), with t = C_A/(C_A + C_B).
+            parts = [states[id(source)] for source in step.sources]
+            return _State(sum(part.factor for part in parts), max(part.log_kappa for part in parts))
+        before = states[id(step.source)]
+        if isinstance(step, MaxPooling):
+            return self._pool(step, before)
+        return _State(before.factor * self._norm(step), before.log_kappa)
+
+    def _norm(self, step: Operation) -> float:
+        """Of an affine map on (h, 1), where no activation follows: nothing is lost there."""
+        if isinstance(step, Affine):
+            return self._with_constant(self._radius(step.spectral), self._shift(step.bias_norm))
+        if isinstance(step, Scaling):
+            return self._with_constant(self._radius(step.norm), self._shift(step.shift_norm))
+        assert isinstance(step, FixedMap)
+        return self._with_constant(step.norm, 0.0)
+
+    def _radius(self, value: float) -> float:
+        self.radii.append(value)
+        return value
+
+    def _shift(self, norm: float) -> float:
+        return self._radius(norm) if norm > 0 else 0.0
+
+    def _with_constant(self, norm: float, shift: float) -> float:
+        """‖(Ah + b, 1)‖ ≤ ‖[[‖A‖, ‖b‖], [0, 1]]‖₂ ‖(h, 1)‖."""
+        if not self.constant:
+            return norm
+        return float(torch.linalg.matrix_norm(torch.tensor([[norm, shift], [0.0, 1.0]], dtype=torch.float64), 2))
+
+    def _peel(self, step: Activation, states: dict[int, _State]) -> _State:
+        layer = _layer_before(step)
+        before = states[id(layer.source)]
+        c, zero = step.constants.lipschitz, abs(step.constants.at_zero)
+        if not math.isfinite(c):
+            raise NoBound(f"the activation {step.constants.name} is not Lipschitz")
+        if step.trained:
+            self._radius(c)
+        if step.constants.homogeneous:
+            # One row of norm ‖A‖_F is the worst case: Golowich et al., Lemma 1.
+            radius = self._radius(math.hypot(layer.frobenius, layer.bias))
+            factor = c * (math.hypot(radius, 1.0) if self.constant else radius)
+            log_kappa = math.log(2)
+        else:
+            # Every row is as long as the longest. The coordinate 1 is one more function to take the largest of.
+            radius = self._radius(math.hypot(layer.row, layer.largest_bias))
+            units = layer.size + self.constant
+            factor = math.sqrt(units) * max(c * radius, float(self.constant))
+            log_kappa = math.log(3 if self.constant else 2)
+        shifted = self._with_constant(1.0, zero * math.sqrt(layer.size))
+        return _State(before.factor * factor * shifted, before.log_kappa + log_kappa)
+
+    def _pool(self, step: MaxPooling, before: _State) -> _State:
+        """max(a, b) = (a + b)/2 + |a − b|/2, pair by pair: a sum with one more activation |·|."""
+        factor, log_kappa = before.factor * math.sqrt(step.reach), before.log_kappa
+        entries = step.window
+        while entries > 1:
+            entries = math.ceil(entries / 2)
+            difference = math.sqrt(entries * step.size / 2)  # ‖D‖_F/2 of that many rows (1, −1)
+            factor *= 1 + (math.hypot(difference, 1.0) if self.constant else difference)
+            log_kappa += math.log(2)
+        return _State(factor, log_kappa)
+
+    def outputs(self, output: Operation, states: dict[int, _State]) -> tuple[tuple[float, ...], float]:
+        """C_h of every output: a row of the last layer each, where that is an affine map."""
+        if _is_head(output):
+            assert isinstance(output, Affine)
+            before = states[id(output.source)]
+            bias = torch.zeros(len(output.weight)) if output.bias is None else output.bias
+            rows = torch.hypot(output.weight.double().norm(dim=1), bias.double())
+            self.radii += rows.tolist()
+            return tuple(before.factor * float(row) for row in rows), before.log_kappa
+        state = states[id(output)]
+        return (state.factor,) * max(output.size, 1), state.log_kappa
+
+
+def _layer_before(step: Activation) -> _Layer:
+    source = step.source
+    scaling = source if isinstance(source, Scaling) else None
+    affine = scaling.source if scaling else source
+    if not isinstance(affine, Affine):
+        # Nothing to fold: the activation of every entry is a layer with the identity as its matrix.
+        return _Layer(source, math.sqrt(source.size), 1.0, 0.0, 0.0, source.size)
+    weight, bias = _folded(affine, scaling)
+    positions = affine.positions
+    return _Layer(
+        affine.source,
+        math.sqrt(positions) * float(weight.norm()),
+        float(weight.norm(dim=1).max()),
+        math.sqrt(positions) * float(bias.norm()),
+        float(bias.abs().max()),
+        affine.size,
+    )
+
+
+def _folded(affine: Affine, scaling: Scaling | None) -> tuple[Tensor, Tensor]:
+    """The rows and biases of s∘(Wh + b) + t. A scale that is not one for each unit counts as its largest."""
+    weight = affine.weight.double()
+    units = len(weight)
+    bias = torch.zeros(units, dtype=torch.float64) if affine.bias is None else affine.bias.double().cpu()
+    weight = weight.cpu()
+    if scaling is None:
+        return weight, bias
+    scale = _per_unit(scaling.scale, affine)
+    shift = torch.zeros(units, dtype=torch.float64) if scaling.shift is None else _per_unit(scaling.shift, affine)
+    return weight * scale[:, None], bias.abs() * scale.abs() + shift.abs()
+
+
+def _per_unit(value: Tensor, affine: Affine) -> Tensor:
+    units = len(affine.weight)
+    value = value.double().cpu()
+    form = (units,) + (1,) * (len(affine.shape) - 1) if affine.units_first else (units,)
+    if value.numel() == units and tuple(value.shape) == form:
+        return value.reshape(units)
+    return value.abs().max().expand(units)

@@ -1,0 +1,1 @@
+"""The constants and bounds of each paper, for its own network."""

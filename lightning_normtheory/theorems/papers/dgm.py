@@ -1,0 +1,112 @@
+"""The kernels of an infinitely wide two-layer ReLU network with WeightNorm, and what DGM's theorems say of it."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_normtheory.linalg.spectrum import largest_eigenvalue, smallest_eigenvalue
+from lightning_normtheory.model.layers import weight_norm_parameters
+
+__all__ = ["DGMForm", "InfiniteWidthKernels", "dgm_form", "infinite_width_kernels"]
+
+
+class InfiniteWidthKernels(NamedTuple):
+    """V (directions, for α = 1), G (lengths) and H = V + G, the kernel without WeightNorm; each (n, n), float64."""
+
+    V: Tensor
+    G: Tensor
+    H: Tensor
+
+
+def infinite_width_kernels(x: Tensor) -> InfiniteWidthKernels:
+    """The limits for m → ∞ of f = (1/√m) Σ_k c_k σ(g_k v_kᵀx/‖v_k‖), σ = ReLU, c_k = ±1, v_k ~ N(0, α²I),
+    g_k = ‖v_k‖/α, for samples x (n, d) with angles θ_ij between them (DGM, Section 3):
+
+        H∞ = x_i·x_j (π − θ)/(2π),   G∞ = ‖x_i‖‖x_j‖ (sin θ + (π − θ) cos θ)/(2πd),   V∞ = H∞ − G∞
+
+    The tangent kernel at the start is V∞/α² + G∞; λ₀ = λ_min(V∞), μ₀ = λ_min(G∞).
+
+    Example:
+        Two orthogonal unit vectors in the plane: H = I/2 + 0, G = (π/(2π·2), 1/(2π·2))
+
+        >>> V, G, H = infinite_width_kernels(torch.eye(2))
+        >>> H.diagonal(), round(float(G[0, 0]), 4), round(float(G[0, 1]), 4)
+        (tensor([0.5000, 0.5000], dtype=torch.float64), 0.25, 0.0796)
+    """
+    if x.dim() != 2 or len(x) == 0:
+        raise ValueError(f"Expected samples of shape (n, d), but got {tuple(x.shape)}. Flatten them first.")
+    x = x.detach().to(torch.float64)
+    d = x.shape[1]
+    norms = x.norm(dim=1, keepdim=True)
+    unit = x / norms.clamp_min(torch.finfo(torch.float64).tiny)
+    # From both half-angles: the arc cosine of an inner product loses half of the digits near 0 and π.
+    exact = "donot_use_mm_for_euclid_dist"
+    theta = 2 * torch.atan2(torch.cdist(unit, unit, compute_mode=exact), torch.cdist(unit, -unit, compute_mode=exact))
+    products = norms * norms.t()
+    H = products * theta.cos() * (math.pi - theta) / (2 * math.pi)
+    G = products * (theta.sin() + (math.pi - theta) * theta.cos()) / (2 * math.pi * d)
+    return InfiniteWidthKernels(H - G, G, H)
+
+
+class DGMForm(NamedTuple):
+    """A network of DGM's form with the constants of its theorems on some samples.
+
+    Attributes:
+        alpha: α = ‖v_k‖/g_k.
+        lambda_0: λ_min(V∞).
+        mu_0: λ_min(G∞).
+        floor: what both can be off by.
+        threshold: what λ_min of the tangent kernel stays above, for a network that is wide enough: λ₀/(2α²) for
+            α ≤ 1 (DGM, Theorem 4.1), μ₀/2 for α > 1 (Theorem 4.2).
+    """
+
+    alpha: float
+    lambda_0: float
+    mu_0: float
+    floor: float
+
+    @property
+    def threshold(self) -> float:
+        # α is measured: what was meant to be 1 is 1 up to rounding.
+        return self.lambda_0 / (2 * self.alpha**2) if self.alpha <= 1 + 1e-6 else self.mu_0 / 2
+
+
+def dgm_form(model: nn.Module, x: Tensor, outputs: Tensor) -> DGMForm | str:
+    """The constants of DGM's theorems, or why the model has not their form: a Linear under WeightNorm without bias,
+    the only one that is trained, ReLU, and a Linear with the weights ±1/√m, at the start of the training.
+
+    Args:
+        x: the samples (n, d), as they enter the first layer.
+        outputs: what the model makes of them (n, 1). Whatever is between the layers, it must give the same as a ReLU.
+    """
+    found = [(module, triple) for module in model.modules() for triple in weight_norm_parameters(module)]
+    if len(found) != 1:
+        return f"it has {len(found)} weights under WeightNorm, not one"
+    layer, (_, g, v) = found[0]
+    if not isinstance(layer, nn.Linear) or layer.bias is not None or g.numel() != len(v):
+        return "the layer under WeightNorm is no Linear without bias, with a length for each unit"
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    if trained != {id(g), id(v)}:
+        return "other parameters are trained than the lengths and directions of one layer, or not all of these"
+    head = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not layer and m.in_features == len(v)]
+    if len(head) != 1 or head[0].bias is not None or head[0].out_features != 1:
+        return "there is no one output layer without bias behind it"
+    width = len(v)
+    c = head[0].weight.detach()[0]
+    if not torch.allclose(c.abs(), torch.full_like(c, width**-0.5), rtol=1e-3):
+        return "the output weights are not ±1/√m"
+    if x.dim() != 2 or x.shape[1] != v.shape[1]:
+        return f"its input has shape {tuple(x.shape[1:])}, not ({v.shape[1]},)"
+    norms = v.detach().norm(dim=1)
+    alphas = norms / g.detach().flatten()
+    if not bool((alphas > 0).all()) or float(alphas.max()) > 1.001 * float(alphas.min()):
+        return "the lengths are not ‖v‖/α with one α for all units"
+    hidden = torch.relu(x.to(v) @ v.detach().t() * (g.detach().flatten() / norms))
+    if not torch.allclose(hidden @ c, outputs.detach().reshape(-1).to(c), rtol=1e-3, atol=1e-4):
+        return "its outputs are not those of a two-layer ReLU network"
+    V, G, H = infinite_width_kernels(x)
+    scale = largest_eigenvalue(H)
+    floor = len(x) * torch.finfo(torch.float64).eps * scale
+    return DGMForm(float(alphas.mean()), smallest_eigenvalue(V, scale), smallest_eigenvalue(G, scale), floor)

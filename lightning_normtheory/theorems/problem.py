@@ -1,0 +1,200 @@
+"""What the theorems ask about: the network's form, its activations, samples, targets and loss, as they are."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from lightning_normtheory.architecture.activations import ActivationConstants
+from lightning_normtheory.architecture.chain import Chain, Link, chain_of
+from lightning_normtheory.architecture.operations import Activation, Affine, Operation, walk
+from lightning_normtheory.architecture.recorder import record_forward
+from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.model.layers import batch_norm_layers
+from lightning_normtheory.theorems.complexity import Complexity, NoBound, network_complexity
+from lightning_normtheory.theorems.losses import KnownLoss, identify_loss
+
+__all__ = ["Problem", "network_problem"]
+
+# What a norm that should be one may be off by, in float32.
+_CLOSE = 1e-3
+# Samples on which the forward pass is watched.
+_WATCHED = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model on some samples.
+
+    Attributes:
+        output: its forward pass.
+        x_norms: the smallest and the largest ‖x_i‖.
+        loss: which loss it is trained with, or why that is not known.
+        trained: the parameters that are trained, by name.
+    """
+
+    output: Operation
+    x_norms: tuple[float, float]
+    loss: KnownLoss | str
+    trained: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def chain(self) -> Chain | str:
+        """The layers one after the other, with all that is trained in them, or why the network is no such chain."""
+        found = chain_of(self.output)
+        if isinstance(found, str):
+            return found
+        inside = {id(tensor) for tensor in found.tensors}
+        others = [name for name, parameter in self.trained.items() if id(parameter) not in inside]
+        return f"{others[0]!r} is trained, and no weight or bias of its layers" if others else found
+
+    @cached_property
+    def complexity(self) -> Complexity | str:
+        """Of the network's class, or why there is no bound for it."""
+        try:
+            return network_complexity(self.output)
+        except NoBound as reason:
+            return str(reason)
+
+    @cached_property
+    def activations(self) -> tuple[ActivationConstants, ...]:
+        """Each kind once."""
+        found = {step.constants for step in walk(self.output) if isinstance(step, Activation)}
+        return tuple(sorted(found, key=lambda constants: constants.name))
+
+    @property
+    def x_norm(self) -> float:
+        """max ‖x_i‖."""
+        return self.x_norms[1]
+
+    @property
+    def outputs(self) -> int:
+        return max(self.output.size, 1)
+
+    def inputs_have_norm(self, value: float) -> bool:
+        return all(math.isclose(norm, value, rel_tol=_CLOSE) for norm in self.x_norms)
+
+    @cached_property
+    def weight_norm_differences(self) -> tuple[str, ...]:
+        """In what the hidden layers differ from those of WN: WeightNorm without bias, lengths g = 1/√m, not trained."""
+        if isinstance(self.chain, str):
+            return (self.chain,)
+        return _by_layer(self.chain.links[:-1], _differences_to_weight_norm) + _widths(self.chain)
+
+    @cached_property
+    def rsc_differences(self) -> tuple[str, ...]:
+        """In what the layers differ from those of RSC: no WeightNorm, no bias, a factor 1/√(fan-in) in every layer."""
+        if isinstance(self.chain, str):
+            return (self.chain,)
+        return _by_layer(self.chain.links, _differences_to_rsc) + _widths(self.chain)
+
+    @property
+    def has_weight_norm_form(self) -> bool:
+        """Whether the constants of WN are about this network, with any number of outputs and any ‖v_h‖."""
+        chain = self.chain
+        if isinstance(chain, str) or self.weight_norm_differences:
+            return False
+        head = chain.head
+        plain_head = head.affine.origin.kind == "parameter" and head.affine.bias is None
+        plain_head = plain_head and math.isclose(head.before * head.after, 1, rel_tol=_CLOSE)
+        return plain_head and self.inputs_have_norm(1.0) and self._has_smooth_activations
+
+    @property
+    def has_rsc_form(self) -> bool:
+        """Whether the constants of RSC are about this network, with any number of outputs and any ‖v_h‖."""
+        if isinstance(self.chain, str) or self.rsc_differences:
+            return False
+        inputs = self.chain.links[0].affine.weight.shape[1]
+        return self.inputs_have_norm(math.sqrt(inputs)) and self._has_smooth_activations
+
+    @property
+    def _has_smooth_activations(self) -> bool:
+        """One φ in all layers, with |φ'| ≤ 1."""
+        (*others, phi) = self.activations or (None,)
+        return phi is not None and not others and phi.lipschitz <= 1 and math.isfinite(phi.smoothness)
+
+
+def network_problem(
+    model: nn.Module, x: Tensor, y: Tensor | None = None, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> Problem:
+    """What the theorems ask about, of a model on samples x (n, …) with targets y and the loss it is trained with.
+
+    BatchNorm uses its running statistics, where it keeps some: samples are independent. Nothing is changed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        >>> x = torch.nn.functional.normalize(torch.randn(8, 3))
+        >>> problem = network_problem(model, x, torch.zeros(8, 1), nn.MSELoss())
+        >>> problem.chain.depth, problem.activations[0].name, problem.loss.name
+        (1, 'tanh', 'square')
+    """
+    tracked = all(layer.running_mean is not None for layer in batch_norm_layers(model).values())
+    with preserve_state(model, batch_stats=False if tracked else None):
+        output = record_forward(model, x[:_WATCHED])
+        norms = x.detach().double().flatten(1).norm(dim=1)
+        known: KnownLoss | str = "the loss is not known: it was not given with targets"
+        if y is not None and loss is not None:
+            with torch.no_grad():
+                outputs = model(x)
+                if isinstance(outputs, Tensor):
+                    known = identify_loss(float(loss(outputs, y)), outputs.reshape(len(outputs), -1), y)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return Problem(output, (float(norms.min()), float(norms.max())), known, trained)
+
+
+def _by_layer(links: Iterable[Link], differences: Callable[[Link], list[str]]) -> tuple[str, ...]:
+    """Each difference once, with the layers that have it."""
+    found: dict[str, list[str]] = {}
+    for link in links:
+        for difference in differences(link):
+            found.setdefault(difference, []).append(link.affine.origin.name.removesuffix(".weight"))
+    return tuple(f"{difference} ({', '.join(names)})" for difference, names in found.items())
+
+
+def _widths(chain: Chain) -> tuple[str, ...]:
+    widths = dict.fromkeys(link.affine.size for link in chain.links[:-1])
+    return (f"hidden layers of different widths ({', '.join(map(str, widths))})",) if len(widths) > 1 else ()
+
+
+def _differences_to_weight_norm(link: Link) -> list[str]:
+    affine = link.affine
+    if affine.origin.kind != "weight_norm":
+        return ["no WeightNorm"]
+    found = _is_convolution(affine) + _has_bias(affine) + _has_factor(link)
+    g, v = affine.origin.tensors
+    if affine.origin.dim != 0 or g.numel() != len(v):
+        found.append("not one length g for each unit")
+    elif g.requires_grad:
+        found.append("trained lengths g")
+    elif not _all_close(link.after * g.detach(), len(v) ** -0.5):
+        found.append("lengths g other than 1/√m")
+    return found
+
+
+def _differences_to_rsc(link: Link) -> list[str]:
+    affine = link.affine
+    found = ["WeightNorm"] if affine.origin.kind == "weight_norm" else []
+    found += _is_convolution(affine) + _has_bias(affine)
+    if not math.isclose(link.before, link.factor, rel_tol=_CLOSE):
+        found.append("pooling in front of it")
+    scaled = math.isclose(link.factor * link.after, affine.weight.shape[1] ** -0.5, rel_tol=_CLOSE)
+    return found if scaled else [*found, "no factor 1/√fan-in"]
+
+
+def _has_factor(link: Link) -> list[str]:
+    return [] if math.isclose(link.before, 1, rel_tol=_CLOSE) else ["a factor in front of it"]
+
+
+def _is_convolution(affine: Affine) -> list[str]:
+    return ["applied at several positions"] if affine.reach * affine.positions > 1 else []
+
+
+def _has_bias(affine: Affine) -> list[str]:
+    return ["a bias"] if affine.bias is not None else []
+
+
+def _all_close(values: Tensor, number: float) -> bool:
+    return bool(((values - number).abs() <= _CLOSE * abs(number)).all())

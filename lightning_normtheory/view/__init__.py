@@ -1,0 +1,1 @@
+"""How a run is shown: report, dashboard, terminal. Loads neither torch nor Lightning."""

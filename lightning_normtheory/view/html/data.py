@@ -1,0 +1,184 @@
+"""What a report plots, and its numbers as the page reads them: exactly those of the file."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from lightning_normtheory.record.history import History
+from lightning_normtheory.record.metrics import find
+from lightning_normtheory.view.panels import PANELS, Line, Panel, Role
+
+__all__ = ["Curve", "Plot", "colour", "embedded", "own_plots", "plots", "series"]
+
+USERS = "users/"
+_LAYERS = "layers/"
+# As many as page.css has: of colours that are as different as can be, of shades, and of each kind of dashes.
+_COLOURS, _SHADES, _DASHES = 8, 16, 3
+
+
+class Curve(NamedTuple):
+    """A line of a plot, for every run that has it.
+
+    Attributes:
+        key: what `series` finds it by.
+        label: short, for the legend.
+        meaning: a phrase.
+        dashes: the class of its dashes.
+        colour: the class of its colour; empty where the run's counts.
+    """
+
+    key: str
+    label: str
+    meaning: str
+    dashes: str
+    colour: str
+
+
+class Plot(NamedTuple):
+    """A panel with the curves that there are.
+
+    Attributes:
+        layers: whether each curve is a layer: then the page shows one run at a time.
+    """
+
+    panel: Panel
+    curves: tuple[Curve, ...]
+    layers: bool
+
+
+def plots(histories: Sequence[History]) -> list[Plot]:
+    """Every panel of ours that has data.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> history = History(Path(), "", "", rows=[Row(0, 1, 0.0, {"layers/weight_norm__a": 1.0, "loss": 2.0}, {})])
+        >>> [(plot.panel.title, plot.curves[0].label) for plot in plots([history])]
+        [('Loss on the probe', 'L'), ('Smallest weight norm of each layer', 'a')]
+    """
+    names = list(dict.fromkeys(name for history in histories for name in history.names()))
+    several = len(histories) > 1
+    found = []
+    for panel in PANELS:
+        lines = [(name, line.role) for line in panel.lines for name in names if find(name).name == line.metric]
+        if lines:
+            found.append(_plot(panel, lines, several))
+    return found
+
+
+def own_plots(histories: Sequence[History]) -> list[Plot]:
+    """What the runs logged themselves: all losses in one panel, every other metric in its own.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> row = Row(0, 1, 0.0, {}, {"val_acc": 0.5, "train_loss": 1.0, "val_loss": 2.0})
+        >>> [(plot.panel.title, len(plot.curves)) for plot in own_plots([History(Path(), "", "", rows=[row])])]
+        [("The run's own losses", 2), ('val_acc', 1)]
+    """
+    names = sorted({name for history in histories for row in history.rows for name in row.users})
+    losses = [name for name in names if "loss" in name.lower()]
+    about = "As the run logged it."
+    panels = [_own_panel("The run's own losses", losses, "log", "As the run logged them.")] if losses else []
+    panels += [_own_panel(name, [name], "linear", about) for name in names if name not in losses]
+    several = len(histories) > 1
+    return [_plot(panel, [(line.metric, line.role) for line in panel.lines], several) for panel in panels]
+
+
+def _own_panel(title: str, names: Iterable[str], scale: Any, about: str) -> Panel:
+    return Panel("Overview", title, tuple(Line(USERS + name) for name in names), scale, about)
+
+
+def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plot:
+    layers = all(name.startswith(_LAYERS) for name, _ in lines)
+    kinds = {"upper": "bound", "lower": "bound"}
+    counters = {kind: count() for kind in ("measured", "bound", "limit", "floor")}
+    curves = []
+    for i, (name, role) in enumerate(lines):
+        kind = kinds.get(role, role)
+        # Only where colours tell runs apart must dashes tell apart two lines of one kind.
+        variant = next(counters[kind]) % _DASHES if several and not layers else 0
+        own = colour(i, len(lines)) if layers or not several else ""
+        curves.append(Curve(name, _label(name), find(name).meaning, f"{kind}-{variant}", own))
+    return Plot(panel, tuple(curves), layers)
+
+
+def _label(name: str) -> str:
+    """
+    Example:
+        >>> _label("hessian_lambda_max"), _label("hessian_edge__head"), _label("layers/weight_norm__net_0")
+        ('λ_max', '2/η, head', 'net_0')
+    """
+    metric = find(name)
+    if "*" not in metric.name:
+        return metric.symbol.removeprefix(USERS)
+    which = name.removeprefix(metric.name.removesuffix("*"))
+    return which if name.startswith(_LAYERS) else f"{metric.symbol}, {which}"
+
+
+def colour(i: int, of: int) -> str:
+    """The class of the i-th colour of so many: as different as can be, or shades in order where they are too many.
+
+    Example:
+        >>> colour(1, 3), colour(0, 20), colour(19, 20)
+        ('c1', 's0', 's15')
+    """
+    return f"c{i}" if of <= _COLOURS else f"s{i * (_SHADES - 1) // (of - 1)}"
+
+
+def series(history: History, key: str) -> dict[int, float]:
+    """The values of a curve by epoch, where there are any."""
+    if not key.startswith(USERS):
+        return history.series(key)
+    name = key.removeprefix(USERS)
+    return {row.epoch: row.users[name] for row in history.rows if name in row.users}
+
+
+def embedded(runs: Sequence[tuple[str, History]], shown: Sequence[Plot]) -> str:
+    """All numbers as JSON that can stand in a script element.
+
+    A number is written as its shortest text that reads back as the same double; what is not finite is a string; an
+    epoch without the metric has ``null``. Runs with the same epochs share them.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> history = History(Path(), "", "", rows=[Row(4, 1, 0.0, {"loss": 0.1}, {})])
+        >>> embedded([("<b>", history)], plots([history]))[:95]
+        '{"epochs":[[4]],"runs":[{"name":"\\\\u003cb>","colour":"c0","epochs":0,"series":{"loss":[0.1]}}],"'
+    """
+    keys = list(dict.fromkeys(curve.key for plot in shown for curve in plot.curves))
+    epochs: dict[tuple[int, ...], int] = {}
+    written = []
+    for i, (name, history) in enumerate(runs):
+        own = tuple(row.epoch for row in history.rows)
+        values = {key: found for key in keys if (found := series(history, key))}
+        written.append(
+            {
+                "name": name,
+                "colour": colour(i, len(runs)),
+                "epochs": epochs.setdefault(own, len(epochs)),
+                "series": {key: [_strict(found.get(epoch)) for epoch in own] for key, found in values.items()},
+            }
+        )
+    content: Mapping[str, Any] = {
+        "epochs": list(epochs),
+        "runs": written,
+        "plots": [_described(plot) for plot in shown],
+    }
+    return re.sub("<", r"\\u003c", json.dumps(content, allow_nan=False, separators=(",", ":")))
+
+
+def _strict(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _described(plot: Plot) -> Mapping[str, Any]:
+    curves = [
+        {"key": curve.key, "label": curve.label, "dashes": curve.dashes, "colour": curve.colour}
+        for curve in plot.curves
+    ]
+    return {"title": plot.panel.title, "scale": plot.panel.scale, "layers": plot.layers, "curves": curves}

@@ -1,0 +1,85 @@
+"""Every panel read aloud: what it shows of a run, in plain words."""
+
+import math
+from collections.abc import Callable, Mapping
+
+from lightning_normtheory.record.history import History
+from lightning_normtheory.record.metrics import find
+from lightning_normtheory.view.panels import Panel
+from lightning_normtheory.view.readings import bounds, geometry, training
+from lightning_normtheory.view.readings.phrases import Reading, Severity, number, since, trend
+
+__all__ = ["Reading", "Severity", "read_panel"]
+
+_READINGS: dict[str, Callable[[History], Reading | None]] = {
+    **training.READINGS,
+    **geometry.READINGS,
+    **bounds.READINGS,
+}
+
+
+def read_panel(panel: Panel, history: History) -> Reading | None:
+    """What a panel says about a run; ``None`` if the run has nothing for it.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> from lightning_normtheory.view.panels import PANELS
+        >>> panel = next(panel for panel in PANELS if panel.title == "Sharpness and the edge of stability")
+        >>> rows = [Row(e, e, 0.0, {"hessian_lambda_max": 4.0 + e, "hessian_edge": 5.5}, {}) for e in range(3)]
+        >>> read_panel(panel, History(Path(), "demo", "normtheory", rows=rows)).finding
+        'λ_max has crossed 2/η.'
+    """
+    if not history.rows:
+        return None
+    read = _READINGS.get(panel.title, lambda history: _plain(panel, history))
+    return _broken(panel, history) or read(history)
+
+
+def _broken(panel: Panel, history: History) -> Reading | None:
+    """That the first line of a panel has ended, or ends in what is not a number: an older value says nothing then."""
+    name = next((line.metric for line in panel.lines if history.series(line.metric)), None)
+    if name is None:
+        return None
+    series, symbol = history.series(name), find(name).symbol
+    last = max(series)
+    if _ended(series, history):
+        text = f"{symbol} was {number(series[last])} in epoch {last}, and has not been measured since."
+        return Reading(f"{symbol} is no longer measured.", text)
+    start = since({epoch: math.isnan(value) for epoch, value in series.items()})
+    if start is None:
+        return None
+    if start == min(series):
+        if panel.title == "Rademacher complexity":  # which some networks do not have
+            return None
+        return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch.", "bad")
+    before = max(epoch for epoch in series if epoch < start)
+    text = f"{symbol} is undefined since epoch {start}; in epoch {before} it was {number(series[before])}."
+    return Reading(f"{symbol} is not a number.", text, "bad")
+
+
+def _ended(series: Mapping[int, float], history: History) -> bool:
+    """Whether more epochs went by at the end without a value than ever before: callbacks may measure every n-th."""
+    measured = [row.epoch for row in history.rows if row.metrics.keys() - {"skipped"}]
+    places = [place for place, epoch in enumerate(measured) if epoch in series]
+    gaps = [after - before for before, after in zip([-1, *places], places)]
+    return len(measured) - 1 - places[-1] >= max(gaps, default=0) if places else False
+
+
+def _plain(panel: Panel, history: History) -> Reading | None:
+    """From where to where each line goes; of what is 1 or 0, how often it is 1."""
+    clauses = []
+    for line in panel.lines:
+        series = history.series(line.metric)
+        if series:
+            metric = find(line.metric)
+            is_flag = metric.meaning.startswith("1 ")
+            clauses.append(f"{metric.symbol} {_how_often(series) if is_flag else trend(series)}")
+    return Reading(panel.about, "; ".join(clauses) + ".") if clauses else None
+
+
+def _how_often(series: dict[int, float]) -> str:
+    count = sum(value == 1 for value in series.values())
+    return (
+        "in every epoch" if count == len(series) else f"in {count} of {len(series)} epochs" if count else "in no epoch"
+    )

@@ -1,0 +1,133 @@
+"""What the panels of generalisation, layers and BatchNorm say."""
+
+import math
+from collections.abc import Callable
+
+from lightning_normtheory.record.history import History
+from lightning_normtheory.view.readings.phrases import Reading, number, times, trend
+
+__all__ = ["READINGS"]
+
+
+def _gap(history: History) -> Reading | None:
+    now = history.latest("generalization_gap", "generalization_bound") or history.latest("generalization_bound")
+    now = now or history.latest("generalization_gap")
+    gap, bound = now.get("generalization_gap", math.nan), now.get("generalization_bound", math.nan)
+    vacuous = now.get("generalization_bound_vacuous") == 1
+    if math.isnan(bound):
+        if math.isnan(gap):
+            return None
+        return Reading("The gap has no bound here.", f"The gap is {number(gap)}; there is no bound for this network.")
+    measured = "The gap was not measured" if math.isnan(gap) else f"The gap is {number(gap)}"
+    if gap > bound:
+        text = f"{measured}, above its bound {number(bound)}, which should hold with probability 1 − δ."
+        return Reading("The gap exceeds its bound.", text, "bad")
+    if vacuous:
+        why = "as such bounds mostly are: outputs that are all zero do better"
+        text = f"{measured}. The bound {number(bound)} is vacuous, {why}."
+        return Reading("The generalisation bound is vacuous.", text)
+    return Reading("The generalisation bound is not vacuous.", f"{measured}, the bound {number(bound)}.", "good")
+
+
+def _new_samples(history: History) -> Reading | None:
+    losses = {e: v for e, v in history.series("generalization_validation_loss").items() if math.isfinite(v)}
+    if not losses:
+        return None
+    best = min(losses, key=losses.__getitem__)
+    last = losses[max(losses)]
+    if last > 1.05 * losses[best] and best != max(losses):
+        text = f"The validation loss is {number(last)}, up from {number(losses[best])} in epoch {best}."
+        return Reading("The validation loss has passed its minimum.", text, "bad")
+    return Reading("The validation loss has not passed its minimum.", f"The validation loss {trend(losses)}.", "good")
+
+
+def _rademacher(history: History) -> Reading | None:
+    series = history.series("rademacher_bound")
+    if not series:
+        return None
+    if math.isnan(history.last("rademacher_bound")):
+        return Reading(
+            "The complexity has no bound here.", "The log of the run says which step of the network has none."
+        )
+    first, *_, last = (*series.values(), *series.values())
+    text = f"The bound {trend(series)}: it follows the norms of the layers."
+    if len(series) == 1:
+        return Reading("The complexity bound was measured once.", text)
+    return Reading(
+        "The complexity bound grows." if last > 1.01 * first else "The complexity bound does not grow.", text
+    )
+
+
+class _Layers:
+    """Which layer stands out at the end."""
+
+    def __init__(self, quantity: str, words: str, *, smallest: bool = False) -> None:
+        self._start, self._words, self._smallest = f"layers/{quantity}__", words, smallest
+
+    def __call__(self, history: History) -> Reading | None:
+        names = [name for name in history.names() if name.startswith(self._start)]
+        values = {name.removeprefix(self._start): history.last(name) for name in names}
+        known = {layer: value for layer, value in values.items() if math.isfinite(value)}
+        if not known:
+            return None
+        layer = (min if self._smallest else max)(known, key=known.__getitem__)
+        finding = f"{layer} has the {self._words}."
+        if len(known) == 1:
+            return Reading("There is one layer.", f"{layer} is the only such layer: {number(known[layer])}.")
+        return Reading(finding, f"{layer} has the {self._words} of {len(known)} layers, {number(known[layer])}.")
+
+
+def _epsilon(history: History) -> Reading | None:
+    series = history.series("batchnorm_epsilon")
+    if not series:
+        return None
+    return Reading("ε_N is known.", f"ε_N {trend(series)}: the least varying feature is scaled up by that factor.")
+
+
+def _margins(history: History) -> Reading | None:
+    a, c = history.last("batchnorm_gamma_a"), history.last("batchnorm_gamma_c")
+    if math.isnan(a) or math.isnan(c):
+        return None
+    gap = history.last("batchnorm_gamma_gap")
+    if a + c <= gap:
+        text = f"γ_a is {number(a)} and γ_c {number(c)}, not above their error {number(gap)}."
+        return Reading("There is no margin at the start.", text)
+    ratio = f", {times(a / c)} γ_c" if c > 0 else ""
+    return Reading("The features at the start separate the classes.", f"γ_a is {number(a)}{ratio}.", "good")
+
+
+class _Way:
+    """A distance beside its radius."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+
+    def __call__(self, history: History) -> Reading | None:
+        series = history.series(f"batchnorm_displacement_{self._part}")
+        if not series:
+            return None
+        now = history.latest(f"batchnorm_displacement_{self._part}")
+        distance = now[f"batchnorm_displacement_{self._part}"]
+        radius = now.get(f"batchnorm_radius_{self._part}", math.nan)
+        if math.isnan(radius):
+            return Reading("The weights have moved.", f"The distance from the start {trend(series)}.")
+        sizes = f"The distance is {number(distance)}, the radius {number(radius)}"
+        if distance <= radius:
+            return Reading("The weights are within the theorem's radius.", f"{sizes}.", "good")
+        return Reading("The weights are beyond the theorem's radius.", f"{sizes}: the theorem's argument ends here.")
+
+
+READINGS: dict[str, Callable[[History], Reading | None]] = {
+    "Generalisation gap and its bounds": _gap,
+    "Loss on new samples and its bound": _new_samples,
+    "Rademacher complexity": _rademacher,
+    "Smallest weight norm of each layer": _Layers("weight_norm", "smallest weight vector", smallest=True),
+    "Share of the tangent kernel": _Layers("ntk_share", "largest share of the kernel"),
+    "Share of the directions": _Layers("ntk_direction_share", "largest share of directions"),
+    "Share of the lengths": _Layers("ntk_length_share", "largest share of lengths"),
+    "ε_N of each BatchNorm": _Layers("batchnorm_epsilon", "largest ε_N"),
+    "ε_N": _epsilon,
+    "Margins at the start": _margins,
+    "Way of the output weights": _Way("u"),
+    "Way of the hidden weights": _Way("v"),
+}

@@ -1,0 +1,181 @@
+"""What the panels of curvature and tangent kernel say."""
+
+import math
+
+from lightning_normtheory.record.history import History
+from lightning_normtheory.view.readings.phrases import Reading, number, percent, since, times, trend
+
+__all__ = ["READINGS"]
+
+
+def _sharpness(history: History) -> Reading | None:
+    top = {epoch: value for epoch, value in history.series("hessian_lambda_max").items() if not math.isnan(value)}
+    if not top:
+        return None
+    if any(name != "SGD" for name in history.optimizers):
+        names = " and ".join(dict.fromkeys(history.optimizers))
+        text = f"λ_max {trend(top)}. 2/η, which is shown, is a limit for plain SGD; that of {names} is not known."
+        return Reading("λ_max has no limit that is known for this optimizer.", text)
+    for name, symbol in (("hessian_stability_limit", "the limit of stability"), ("hessian_edge", "2/η")):
+        limit = history.series(name)
+        both = {e: (v, limit[e]) for e, v in top.items() if not math.isnan(limit.get(e, math.nan))}
+        if both:
+            return _against(both, symbol)
+    return Reading("λ_max is known.", f"λ_max {trend(top)}.")
+
+
+def _against(both: dict[int, tuple[float, float]], symbol: str) -> Reading:
+    """λ_max and its limit, by epoch."""
+    beyond = {epoch: top > limit for epoch, (top, limit) in both.items()}
+    top, limit = both[max(both)]
+    values = f"{number(top)} against {number(limit)}"
+    start = since(beyond)
+    if start is not None:
+        return Reading(
+            f"λ_max has crossed {symbol}.",
+            f"λ_max has crossed {symbol}: {values} at last, beyond it since epoch {start}. Steps along the sharpest "
+            "direction overshoot more each time, until the loss jumps or the curvature falls. Where training goes on "
+            "nevertheless it is at the edge of stability; if the loss jumps, lower η.",
+            "bad",
+        )
+    if any(beyond.values()):
+        count = sum(beyond.values())
+        return Reading(
+            f"λ_max was beyond {symbol} and is below it now.",
+            f"λ_max was beyond {symbol} in {count} of {len(both)} epochs, and is below it now: {values}.",
+        )
+    if top > 0.9 * limit:
+        return Reading(f"λ_max is near {symbol}.", f"λ_max is near {symbol}: {values}. It may cross it soon.")
+    text = f"λ_max has stayed below {symbol}: {values} at last. On a quadratic the steps would be stable."
+    return Reading(f"λ_max has stayed below {symbol}.", text, "good")
+
+
+def _predictor(history: History) -> Reading | None:
+    bounds, measured = ("certificate_hessian_bound", "wn_hessian_bound"), "predictor_hessian_norm"
+    name = next((name for name in bounds if history.latest(name, measured)), None)
+    if name is None:
+        norm = history.last(measured)
+        bound = min((history.last(name) for name in bounds if math.isfinite(history.last(name))), default=math.nan)
+        if not math.isnan(norm):
+            return Reading("‖∇²f‖ has no bound here.", f"max ‖∇²f‖ is {number(norm)}.")
+        text = f"The bound is {number(bound)}. HessianTopEigenvalue(predictor_samples=8) measures what it bounds."
+        return None if math.isnan(bound) else Reading("‖∇²f‖ is bounded and was not measured.", text)
+    now = history.latest(name, measured)
+    norm = now[measured]
+    bound = min((now[name] for name in bounds if not math.isnan(now.get(name, math.nan))), default=math.nan)
+    if math.isnan(bound) or math.isnan(norm):
+        return None
+    if norm > bound * (1 + 1e-3):  # the norm has an error, too
+        text = f"max ‖∇²f‖ is {number(norm)} and its bound {number(bound)}. Please report it."
+        return Reading("The bound of ‖∇²f‖ does not hold.", text, "bad")
+    much = f", {times(bound / norm)} as much" if norm > 0 else ""
+    return Reading(
+        "The bound of ‖∇²f‖ holds.", f"max ‖∇²f‖ is {number(norm)}, the bound {number(bound)}{much}.", "good"
+    )
+
+
+def _least_eigenvalue(history: History) -> Reading | None:
+    now = history.latest("ntk_lambda_min", "ntk_lambda_min_floor")
+    value, floor = now.get("ntk_lambda_min", math.nan), now.get("ntk_lambda_min_floor", math.nan)
+    if math.isnan(value) or math.isnan(floor):
+        return None
+    outputs = next((each["ntk_outputs"] for each in history.settings if "ntk_outputs" in each), "full")
+    of = {"trace": ", averaged over the outputs,", "sum": " of the sum of the outputs"}.get(outputs, "")
+    samples = number(now.get("ntk_samples", math.nan))
+    if value <= floor:
+        return Reading(
+            "λ_min(K) cannot be told from zero.",
+            f"λ_min(K) is {number(value)}, not above its floor {number(floor)}: the kernel{of} of {samples} samples is "
+            "singular, up to rounding, and some combination of their outputs does not move.",
+            "bad",
+        )
+    text = (
+        f"The kernel{of} is positive definite on {samples} samples: λ_min(K) is {number(value)}, "
+        f"{times(value / floor) if floor > 0 else 'above'} its floor."
+    )
+    threshold = now.get("ntk_threshold", math.nan)
+    if not math.isnan(threshold):
+        side = "above" if value >= threshold else "below"
+        text += f" It is {side} DGM's threshold {number(threshold)}."
+        return Reading(f"λ_min(K) is {side} DGM's threshold.", text, "good" if side == "above" else "bad")
+    if of and now.get("certificate_ntk") == 1:
+        text += " So is that of all outputs, on fewer samples."
+    if not of or now.get("certificate_ntk") == 1:
+        return Reading("The tangent kernel is positive definite.", text, "good")
+    text += " That of all outputs, which the theory asks for, may be singular all the same."
+    return Reading(f"The kernel{of.rstrip(',')}{',' * of.startswith(',')} is positive definite.", text)
+
+
+def _shares(history: History) -> Reading | None:
+    now = history.latest("ntk_direction_share")
+    parts = {part: now.get(f"ntk_{part}_share", math.nan) for part in ("direction", "length", "rest")}
+    if any(map(math.isnan, parts.values())):
+        return None
+    names = {"direction": "the directions", "length": "the lengths", "rest": "other parameters"}
+    text = ", ".join(f"{percent(share)} comes from {names[part]}" for part, share in parts.items())
+    largest = max(parts, key=parts.__getitem__)
+    return Reading(f"The largest part of the kernel comes from {names[largest]}.", f"Of the kernel's trace, {text}.")
+
+
+def _parts(history: History) -> Reading | None:
+    now = history.latest("ntk_direction_lambda_min", "ntk_length_lambda_min")
+    direction = now.get("ntk_direction_lambda_min", math.nan)
+    length = now.get("ntk_length_lambda_min", math.nan)
+    if math.isnan(direction) or math.isnan(length):
+        return None
+    winner, loser = ("directions", "lengths") if direction >= length else ("lengths", "directions")
+    high, low = max(direction, length), min(direction, length)
+    # The eigenvalue of a singular kernel is a rounding error, of either sign.
+    if high <= now.get("ntk_lambda_min_floor", 0.0):
+        text = f"λ_min of the directions' kernel is {number(direction)}, that of the lengths' {number(length)}."
+        return Reading("Neither part is positive definite by itself.", text)
+    much = f"{times(high / low)} that of" if low > 0 and high / low < 1e9 else "above that of"
+    text = f"λ_min of the {winner}' kernel is {number(high)}, {much} the {loser}' ({number(low)})."
+    return Reading(f"The {winner} carry the convergence.", text)
+
+
+def _change(history: History) -> Reading | None:
+    change = history.last("ntk_change_max")
+    if math.isnan(change):
+        return None
+    size = f"The kernel has changed by up to {percent(change) if change < 1 else f'{times(change)} its size'}"
+    if change < 0.1:
+        return Reading("The kernel hardly changes.", f"{size}: the network trains as its linearisation would.")
+    if change < 0.5:
+        return Reading("The kernel changes.", f"{size}: between linear training and learning of features.")
+    return Reading("The kernel changes much.", f"{size}: theories of linear training do not describe this run.")
+
+
+def _condition_number(history: History) -> Reading | None:
+    series = history.series("ntk_condition_number")
+    if not series:
+        return None
+    last = history.last("ntk_condition_number")
+    if not math.isfinite(last):
+        return Reading("The condition number is infinite.", "λ_min(K) is below its floor.", "bad")
+    return Reading("The condition number is finite.", f"λ_max/λ_min of the kernel {trend(series)}.")
+
+
+def _alignment(history: History) -> Reading | None:
+    series = history.series("ntk_label_alignment")
+    if not series:
+        return None
+    first, *_, last = (*series.values(), *series.values())
+    text = f"The alignment {trend(series)}."
+    if last > 1.01 * first:
+        return Reading("The kernel aligns with the labels.", text, "good")
+    return Reading(
+        "The kernel does not align further with the labels." if len(series) > 1 else "It was measured once.", text
+    )
+
+
+READINGS = {
+    "Sharpness and the edge of stability": _sharpness,
+    "The predictor's Hessian and its bounds": _predictor,
+    "Least eigenvalue of the tangent kernel": _least_eigenvalue,
+    "Length and direction: shares": _shares,
+    "Length and direction: least eigenvalues": _parts,
+    "Change of the kernel": _change,
+    "Condition number": _condition_number,
+    "Alignment with the labels": _alignment,
+}

@@ -1,0 +1,211 @@
+"""What the panels of the overview and of the optimisation say."""
+
+import math
+
+from lightning_normtheory.record.history import History
+from lightning_normtheory.record.metrics import find
+from lightning_normtheory.view.readings.phrases import Reading, number, percent, times, trend
+
+__all__ = ["READINGS"]
+
+
+def _loss(history: History) -> Reading | None:
+    loss = history.series("loss")
+    if not loss:
+        return None
+    broken = [epoch for epoch, value in loss.items() if not math.isfinite(value)]
+    if broken:
+        text = f"It was {number(loss[broken[0]])} in epoch {broken[0]}, and not finite in {len(broken)} of {len(loss)}."
+        still = not math.isfinite(history.last("loss"))
+        return Reading("The loss is not finite." if still else "The loss was not finite at times.", text, "bad")
+    first, *_, last = (*loss.values(), *loss.values())
+    text = f"The loss of the probe {trend(loss)}."
+    if last > 1.01 * first:
+        return Reading("The loss has risen.", text, "bad")
+    return Reading("The loss has fallen.", text, "good") if last < first else Reading("The loss has not fallen.", text)
+
+
+def _weight_norm(history: History) -> Reading | None:
+    norms = history.series("min_weight_norm")
+    if not norms:
+        return None
+    first, *_, last = (*norms.values(), *norms.values())
+    if not all(0 < value < math.inf for value in (first, last)):
+        text = f"w_min is {number(last)}, and was {number(first)} at first: normalisation divides by it."
+        return Reading("A weight vector has vanished or grown without limit.", text, "bad")
+    if len(norms) == 1:
+        return Reading("w_min was measured once.", f"w_min is {number(last, 5)}.")
+    change = last / first - 1
+    values = f"{number(first, 5)} at first, {number(last, 5)} at last"
+    if change < -0.05:
+        reason = (
+            "the bounds of WN, which grow like 1/w_min², have become weaker. Weight decay and momentum make it fall"
+        )
+        return Reading("w_min has fallen.", f"w_min has fallen by {percent(-change)} ({values}): {reason}.")
+    if change < 0.05:
+        return Reading("w_min is stable.", f"w_min is stable: {values}.", "good")
+    return Reading("w_min has risen.", f"w_min has risen by {percent(change)}: {values}.", "good")
+
+
+def _ratio(history: History) -> Reading | None:
+    ratio = history.series("rsc_ratio")
+    if not ratio:
+        return None
+    now = history.latest("rsc_ratio")
+    text = f"R {trend(ratio)}. While it stays away from zero, every step gains a share of the loss."
+    bound = now.get("certificate_ntk_ratio_bound", math.nan)
+    if bound > 0:
+        text += f" The tangent kernel says it is at least {number(bound)} on its own samples."
+    if now["rsc_ratio"] > 0:
+        return Reading("R is positive.", text)
+    text = f"R is {number(now['rsc_ratio'])}: there is no gradient left."
+    return Reading("R is not positive.", text, "bad")
+
+
+def _alpha(history: History) -> Reading | None:
+    for name in ("certificate_alpha", "wn_alpha", "rsc_alpha"):
+        alpha = {epoch: value for epoch, value in history.series(name).items() if not math.isnan(value)}
+        if alpha:
+            break
+    else:
+        return None
+    positive = sum(value > 0 for value in alpha.values())
+    last = number(alpha[max(alpha)])
+    if positive == len(alpha):
+        why = "a step 1/β of gradient descent on the probe is guaranteed to shrink the loss by a factor"
+        return Reading("α is positive: the theorem guarantees a rate.", f"α is {last}: {why}.", "good")
+    if positive == 0:
+        why = "the theorem guarantees no rate. That is the rule at practical widths, and no fault of the run"
+        return Reading("α is negative: the theorem guarantees no rate.", f"α is {last}: {why}.")
+    return Reading(
+        "α is positive at times.", f"α is positive in {positive} of {len(alpha)} epochs, and {last} at last."
+    )
+
+
+def _beta(history: History) -> Reading | None:
+    names = ("certificate_beta", "wn_beta", "rsc_beta")
+    # Two callbacks may measure in different epochs: only values of one can be compared.
+    name = next((name for name in names if history.latest("hessian_lambda_max", name)), None)
+    if name is None:
+        return _only(history, "hessian_lambda_max", "β is not known for this network.")
+    now = history.latest("hessian_lambda_max", name)
+    top = now["hessian_lambda_max"]
+    beta = min((now[name] for name in names if not math.isnan(now.get(name, math.nan))), default=math.nan)
+    if math.isnan(beta) or not top > 0:
+        return _only(history, "hessian_lambda_max", "There is nothing to compare with β.")
+    if beta < top * (1 - 1e-3):  # λ_max has an error, too
+        return Reading(
+            "β is below λ_max, which the theory excludes.",
+            f"β is {number(beta)} and λ_max {number(top)}: one of the two is wrong. Please report it.",
+            "bad",
+        )
+    text = f"β is {number(beta)}, {times(beta / top)} λ_max: the guaranteed step 1/β is that much smaller than 1/λ_max."
+    return Reading("The bound β holds.", text, "good" if beta < 10 * top else "note")
+
+
+def _rate(history: History) -> Reading | None:
+    now = history.latest("certificate_rate_measured")
+    measured = now.get("certificate_rate_measured", math.nan)
+    if math.isnan(measured):
+        return None
+    parts = [f"A step has multiplied the loss by {number(measured, 6)}, on average since the last measurement"]
+    for name, step in (("certificate_own_rate", "the run's η"), ("certificate_rate", "the step 1/β")):
+        if math.isfinite(now.get(name, math.nan)):
+            parts.append(f"gradient descent on the probe is guaranteed {number(now[name], 6)} with {step}")
+    text = "; ".join(parts) + "."
+    if measured > 1:
+        return Reading("The loss is rising.", text, "bad")
+    if measured > now.get("certificate_rate", 1.0):
+        text += " The run's steps, on batches, have no guarantee."
+        return Reading("The loss is falling, more slowly than by the guaranteed step.", text)
+    return Reading("The loss is falling.", text, "good")
+
+
+def _loss_ratio(history: History) -> Reading | None:
+    ratios = {epoch: ratio for epoch, ratio in history.series("loss_ratio").items() if not math.isnan(ratio)}
+    if not ratios:
+        return None
+    falls = sum(ratio < 1 for ratio in ratios.values())
+    largest = number(max(ratios.values()), 4)
+    text = f"The loss fell in {falls} of {len(ratios)} measured epochs; the largest ratio is {largest}."
+    if falls == len(ratios):
+        return Reading("The loss fell in every epoch.", text, "good")
+    return Reading(
+        "The loss fell in most epochs." if 2 * falls > len(ratios) else "The loss rose in many epochs.", text
+    )
+
+
+def _mean_gradient(history: History) -> Reading | None:
+    name = "mean_predictor_grad_norm_sq"
+    now = history.latest(name, "rsc_threshold")
+    threshold, value = now.get("rsc_threshold", math.nan), now.get(name, math.nan)
+    if math.isnan(threshold) or math.isnan(value):
+        return _only(history, name, "RSC's threshold is known for its own networks only.")
+    if value > threshold:
+        return Reading(
+            "‖ḡ‖² is above RSC's threshold.",
+            f"‖ḡ‖² is {number(value)}, above {number(threshold)}: the condition of RSC, Theorem 5.1, holds.",
+            "good",
+        )
+    return Reading(
+        "‖ḡ‖² is below RSC's threshold.",
+        f"‖ḡ‖² is {number(value)} and would have to exceed {number(threshold)} for RSC, Theorem 5.1.",
+    )
+
+
+def _conditions(history: History) -> Reading | None:
+    names = ("certificate_rsc", "certificate_ntk", "certificate_dgm_v", "certificate_dgm_g")
+    epochs = [row for row in history.rows if row.metrics.keys() & set(names)]
+    if not epochs:
+        return None
+    known = {find(name).symbol: epochs[-1].metrics[name] for name in names if name in epochs[-1].metrics}
+    holds = [symbol for symbol, value in known.items() if value == 1]
+    fails = [symbol for symbol, value in known.items() if value != 1]
+    text = f"{'Holds' if len(holds) == 1 else 'Hold'} now: {', '.join(holds)}. " if holds else ""
+    text += f"{'Does' if len(fails) == 1 else 'Do'} not hold: {', '.join(fails)}." if fails else ""
+    if not holds:
+        return Reading("No sufficient condition holds.", f"{text} Training may converge all the same.")
+    finding = "A sufficient condition for convergence holds." if fails else "All conditions that were tested hold."
+    return Reading(finding, text.strip(), "note" if fails else "good")
+
+
+def _step(history: History) -> Reading | None:
+    omega = history.last("certificate_omega")
+    if math.isnan(omega):
+        return None
+    if omega < 2:
+        return Reading("The run's own step is guaranteed.", f"ηβ is {number(omega)}, below 2.", "good")
+    text = f"ηβ is {number(omega)}: a step {times(omega / 2)} smaller would be guaranteed."
+    return Reading("The run's own step is not guaranteed.", text)
+
+
+def _cost(history: History) -> Reading | None:
+    seconds = history.series("seconds")
+    if not seconds:
+        return None
+    total, known = sum(seconds.values()), history.rows[-1].time - history.rows[0].time
+    text = f"Measuring took {number(total)} s in all, {number(total / len(seconds))} s at a time"
+    if known > 0 and len(seconds) > 1:
+        text += f", {percent(min(1.0, (total - next(iter(seconds.values()))) / known))} of the time of the run"
+    return Reading("What measuring took.", f"{text}.")
+
+
+def _only(history: History, name: str, remark: str) -> Reading | None:
+    series = history.series(name)
+    symbol = find(name).symbol
+    return Reading(remark, f"{symbol} {trend(series)}. {remark}") if series else None
+
+
+READINGS = {
+    "Loss on the probe": _loss,
+    "Smallest weight norm": _weight_norm,
+    "What measuring costs": _cost,
+    "Restricted strong convexity": _ratio,
+    "α of restricted strong convexity": _alpha,
+    "Smoothness: λ_max and its bound β": _beta,
+    "Rate per step: measured and guaranteed": _rate,
+    "Loss against the epoch before": _loss_ratio,
+    "Mean gradient of the outputs": _mean_gradient,
+    "The run's own step in units of 1/β": _step,
+    "Conditions that hold": _conditions,
+}

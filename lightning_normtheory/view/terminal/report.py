@@ -1,0 +1,58 @@
+"""The report for a terminal: the table of the epochs, every panel in a line, and which theorem applies."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_normtheory.record.history import History
+from lightning_normtheory.view.panels import PANELS, SECTIONS
+from lightning_normtheory.view.readings import Severity, read_panel
+from lightning_normtheory.view.terminal.epochs import epoch_table, legend, theorems
+
+__all__ = ["print_report"]
+
+# A sign and a colour: not everybody sees the colour.
+_SIGNS: dict[Severity, tuple[str, str]] = {"good": ("+", "green"), "note": ("·", ""), "bad": ("!", "bold red")}
+
+
+def print_report(history: History, console: Console) -> None:
+    """Print what a run has measured and what it means.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> run = History(Path(), "demo/1", "normtheory", rows=[Row(0, 5, 0.0, {"loss": 0.5}, {})])
+        >>> print_report(run, Console(width=60))  # doctest: +NORMALIZE_WHITESPACE
+        demo/1, 1 epoch
+        <BLANKLINE>
+        Overview
+        · Loss on the probe: The loss of the probe is 0.5.
+    """
+    epochs = len(history.rows)
+    console.print(
+        f"{history.run}, {epochs} epoch{'s' if epochs != 1 else ''}", style="bold", markup=False, highlight=False
+    )
+    if not history.rows:
+        console.print("No epoch has been measured yet.")
+        return
+    if (table := epoch_table(history)).columns[1:]:
+        console.print(table)
+        console.print(legend(history), highlight=False)
+    for section in SECTIONS:
+        _print_section(section, history, console)
+    if verdicts := theorems(history):
+        console.print("\nWhich theorem applies", style="bold")
+        console.print(verdicts, soft_wrap=True, markup=False, highlight=False)
+
+
+def _print_section(section: str, history: History, console: Console) -> None:
+    panels = [panel for panel in PANELS if panel.section == section and not panel.detail]
+    read = [(panel.title, reading) for panel in panels if (reading := read_panel(panel, history))]
+    if not read:
+        return
+    console.print(f"\n{section}", style="bold")
+    lines = Table.grid(padding=(0, 1, 0, 0))  # so that a line that wraps does so behind the sign
+    for title, reading in read:
+        sign, style = _SIGNS[reading.mood]
+        lines.add_row(Text(sign, style), Text.assemble((f"{title}: ", "bold"), reading.text))
+    console.print(lines)

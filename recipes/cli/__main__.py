@@ -1,0 +1,7 @@
+"""``python -m lightning_normtheory.recipes.cli``."""
+
+import sys
+
+from lightning_normtheory.recipes.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,84 @@
+"""How much of ‖f − y‖² a step of gradient descent takes away, and how much the theorem says at least."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from lightning_normtheory.recipes.figures.curves import Curve, along_setting, first
+from lightning_normtheory.recipes.figures.panel import Panel
+from lightning_normtheory.recipes.figures.style import BLACK, LINES, MARKERS, PALETTE
+from lightning_normtheory.record.grouping import Group
+from lightning_normtheory.record.run import Run
+
+__all__ = ["contractions", "draw_contraction", "draw_theorem", "has_contraction"]
+
+_LOSS = "normtheory/loss"
+_CAPTION = (
+    "(b) 1 − q, with q the factor by which ‖f − y‖² shrinks in a step: for the mean of q over the run and for its"
+    " largest value, where that is below 1."
+)
+_BOUND = " Dashed: η times the threshold, which the theorem says that 1 − q is not below."
+
+
+def contractions(run: Run) -> list[float]:
+    """1 − q with q = (L_{t+Δ}/L_t)^{1/Δ}, the factor per step, between rows that follow each other Δ steps apart.
+
+    Example:
+        >>> from pathlib import Path
+        >>> rows = [{"step": 0, "normtheory/loss": 4.0}, {"step": 2, "normtheory/loss": 1.0}]
+        >>> contractions(Run(Path(), {}, rows))
+        [0.5]
+    """
+    rows = [(row["step"], row[_LOSS]) for row in run.rows if _LOSS in row]
+    return [
+        -math.expm1(math.log(after / before) / (t - s))
+        for (s, before), (t, after) in pairwise(rows)
+        if t > s and 0 < before < math.inf and 0 < after < math.inf
+    ]
+
+
+def has_contraction(runs: Sequence[Run], setting: str) -> bool:
+    """Whether a run with that setting has the loss of two rows."""
+    return any(run.settings.get(setting) is not None and contractions(run) for run in runs)
+
+
+def draw_contraction(panel: Panel, split: Sequence[Group], setting: str) -> str:
+    """The mean over a run of 1 − q, its smallest value, and η·threshold where η was logged as ``learning_rate``.
+
+    Returns:
+        What the caption says of it.
+    """
+    kinds: list[tuple[str, str, Callable[[Run], float | None]]] = [
+        ("1 - mean contraction", "mean", lambda run: fmean(contractions(run)) if contractions(run) else None),
+        ("1 - largest contraction", "slowest step", lambda run: min(contractions(run), default=None)),
+    ]
+    bounded = False
+    for i, group in enumerate(split):
+        for j, (name, label, of) in enumerate(kinds, start=3):
+            curve = along_setting(group.named(name), group.runs, setting, of)
+            panel.draw(curve, PALETTE[j], marker=MARKERS[j], line=LINES[i % 4], label=group.named(label))
+        bound = along_setting(group.named("eta * threshold"), group.runs, setting, _guaranteed)
+        if bound:
+            draw_theorem(panel, bound, group.named("theorem"))
+            bounded = True
+    panel.title(r"(b) contraction $q$ of $\|f - y\|^2$ per step", r"$\alpha$", "$1 - q$")
+    panel.log_x()
+    panel.log_y(always=True)
+    panel.legend()
+    return _CAPTION + _BOUND * bounded
+
+
+def draw_theorem(panel: Panel, curve: Curve, label: str) -> None:
+    """Two lines, for α ≤ 1 and for α > 1: there are two theorems, and their numbers do not meet."""
+    points = list(zip(curve.x, curve.y, curve.error, curve.seeds))
+    for part in ([point for point in points if point[0] <= 1], [point for point in points if point[0] > 1]):
+        if part:
+            panel.guide(Curve(curve.name, *map(list, zip(*part))), BLACK, label=label)
+            label = ""
+
+
+def _guaranteed(run: Run) -> float | None:
+    """η·λ₀/(2α²) for α ≤ 1, η·μ₀/2 for α > 1 (DGM, Theorems 4.1 and 4.2)."""
+    threshold, eta = first("normtheory/ntk_threshold")(run), first("learning_rate")(run)
+    return None if threshold is None or eta is None else eta * threshold

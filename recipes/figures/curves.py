@@ -1,0 +1,118 @@
+"""Curves: averages over seeds, with their errors."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from lightning_normtheory.record.run import Run
+
+__all__ = ["Curve", "along_rows", "along_setting", "average", "first", "last", "least"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points (x, y ± error), each an average over so many seeds.
+
+    Args:
+        name: as the table has it.
+        x: increasing.
+        y: NaN where no seed has a finite value.
+        error: two standard errors; NaN for fewer than two seeds.
+        seeds: how many finite values y is the average of.
+    """
+
+    name: str
+    x: list[float]
+    y: list[float]
+    error: list[float]
+    seeds: list[int]
+
+    def __bool__(self) -> bool:
+        return any(self.seeds)
+
+
+def average(name: str, samples: Iterable[tuple[float, float]]) -> Curve:
+    """The mean ȳ at every x, and 2s/√n with s² = Σ(y − ȳ)²/(n − 1) over the n finite values there.
+
+    Example:
+        >>> average("γ", [(1, 2.0), (2, 5.0), (1, 4.0), (3, math.nan)])
+        Curve(name='γ', x=[1, 2, 3], y=[3.0, 5.0, nan], error=[2.0, nan, nan], seeds=[2, 1, 0])
+    """
+    found: dict[float, list[float]] = {}
+    for x, y in samples:
+        found.setdefault(x, []).extend([y] if math.isfinite(y) else [])
+    points = sorted(found)
+    return Curve(
+        name,
+        points,
+        [fmean(found[x]) if found[x] else math.nan for x in points],
+        [2 * stdev(found[x]) / math.sqrt(len(found[x])) if len(found[x]) > 1 else math.nan for x in points],
+        [len(found[x]) for x in points],
+    )
+
+
+def along_rows(
+    name: str, runs: Sequence[Run], metric: str, x: str = "epoch", of: Callable[[float], float] = float
+) -> Curve:
+    """A metric (or a function of it) over epochs or steps.
+
+    Lightning keeps the last value of a metric: between validations a row repeats that of an earlier epoch. It is left
+    out.
+
+    Example:
+        >>> from pathlib import Path
+        >>> rows = [{"epoch": 0, "step": 5, "val_loss": 2.0}, {"epoch": 1, "step": 10, "val_loss": 2.0}]
+        >>> along_rows("val", [Run(Path(), {}, rows)], "val_loss", "step").x
+        [5, 10]
+        >>> along_rows("val", [Run(Path(), {"trainer.check_val_every_n_epoch": 2}, rows)], "val_loss", "step").x
+        [10]
+    """
+    samples = []
+    for run in runs:
+        every = (metric.startswith("val_") and run.settings.get("trainer.check_val_every_n_epoch")) or 1
+        samples += [(row[x], of(row[metric])) for row in run.rows if metric in row and (row["epoch"] + 1) % every == 0]
+    return average(name, samples)
+
+
+def along_setting(name: str, runs: Sequence[Run], setting: str, of: Callable[[Run], float | None]) -> Curve:
+    """A number of each run against one of its settings; runs that lack either are left out.
+
+    Example:
+        >>> from pathlib import Path
+        >>> runs = [Run(Path(), {"model.width": m}, [{"epoch": 0, "R": 1 / m}]) for m in (4, 2)]
+        >>> along_setting("R", runs, "model.width", last("R")).y
+        [0.5, 0.25]
+    """
+    found = [(run.settings.get(setting), of(run)) for run in runs]
+    return average(name, [(x, y) for x, y in found if x is not None and y is not None])
+
+
+def first(metric: str) -> Callable[[Run], float | None]:
+    """A metric in the first row that has it."""
+    return lambda run: next(iter(_column(run, metric)), None)
+
+
+def last(metric: str) -> Callable[[Run], float | None]:
+    """A metric in the last row that has it."""
+    return lambda run: next(reversed(_column(run, metric)), None)
+
+
+def least(metric: str) -> Callable[[Run], float | None]:
+    """The smallest value of a metric in a run; NaN only where it never was a number.
+
+    Example:
+        >>> from pathlib import Path
+        >>> least("K")(Run(Path(), {}, [{"K": 3.0}, {"K": math.nan}, {"K": 2.0}]))
+        2.0
+    """
+
+    def of(run: Run) -> float | None:
+        column = _column(run, metric)
+        return min((value for value in column if math.isfinite(value)), default=math.nan) if column else None
+
+    return of
+
+
+def _column(run: Run, metric: str) -> list[float]:
+    return [row[metric] for row in run.rows if metric in row]

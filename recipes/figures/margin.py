@@ -1,0 +1,75 @@
+"""BN, Figure 1 and Proposition 1.1: the margins of a network with BatchNorm, against its width and on dyadic data."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from lightning_normtheory.recipes.figures.curves import Curve, along_setting, first
+from lightning_normtheory.recipes.figures.panel import Drawing, Panel, nothing_to_draw
+from lightning_normtheory.recipes.figures.style import BLACK, LINES, MARKERS, PALETTE, new_figure, style
+from lightning_normtheory.record.grouping import groups
+from lightning_normtheory.record.run import Run
+from lightning_normtheory.theorems.papers.dyadic import dyadic_linear_margin
+
+__all__ = ["dyadic", "margin"]
+
+_A, _C = first("normtheory/batchnorm_gamma_a"), first("normtheory/batchnorm_gamma_c")
+_NEEDED = "normtheory/batchnorm_gamma_a or …_gamma_c against {}"
+
+
+def _ratio(run: Run) -> float | None:
+    """γ_a/γ_linear."""
+    gamma, d = _A(run), run.settings.get("data.d")
+    return None if gamma is None or d is None else gamma / dyadic_linear_margin(d)
+
+
+@style()
+def margin(runs: Sequence[Run]) -> Drawing:
+    """γ_a and γ_c at initialisation against the width, with two standard errors."""
+    of = {r"$\gamma_a$": ("gamma_a", _A), r"$\gamma_c$": ("gamma_c", _C)}
+    panel, figure = _against(runs, "margin", "model.width", of)
+    panel.title("margins at initialisation", "width $m$", r"$\gamma$")
+    panel.legend()
+    return Drawing(
+        figure,
+        panel.table,
+        "The margins γ_a through the output weights and γ_c through BatchNorm's scales at initialisation, against the "
+        "width m. Where no weights separate the classes the margin is 0, which has no place on a logarithmic axis.",
+    )
+
+
+@style()
+def dyadic(runs: Sequence[Run]) -> Drawing:
+    """γ_a/γ_linear on the dyadic data against d, with √d/40, which Proposition 1.1 guarantees of γ."""
+    of = {r"$\gamma_a / \gamma_{\mathrm{linear}}$": ("gamma_a", _ratio)}
+    panel, figure = _against(runs, "dyadic", "data.d", of)
+    dimensions = sorted({run.settings["data.d"] for run in runs if run.settings.get("data.d") is not None})
+    bound = [math.sqrt(d) / 40 for d in dimensions]
+    none = [math.nan] * len(bound)
+    panel.guide(Curve("sqrt(d)/40", dimensions, bound, none, [0] * len(bound)), BLACK, label=r"$\sqrt{d}/40$")
+    panel.title("margin on dyadic data, over the linear one", "dimension $d$", r"$\gamma / \gamma_{\mathrm{linear}}$")
+    panel.legend()
+    return Drawing(
+        figure,
+        panel.table,
+        "The margin γ_a at initialisation on the dyadic data (BN, Definition 1.1), divided by the linear one"
+        " √(3/(4^{d+1} − 4)), against the dimension d. Dashed: √d/40, the lower bound of BN, Proposition 1.1.",
+    )
+
+
+def _against(
+    runs: Sequence[Run], figure_name: str, setting: str, of: Mapping[str, tuple[str, Callable[[Run], float | None]]]
+) -> tuple[Panel, Figure]:
+    figure, (axes,) = new_figure(1)
+    panel = Panel(axes, figure_name, [])
+    for i, group in enumerate(groups(runs, along=setting)):
+        for j, (label, (name, value)) in enumerate(of.items()):
+            curve = along_setting(group.named(name), group.runs, setting, value)
+            if curve:
+                panel.draw(curve, PALETTE[j], line=LINES[i % 4], marker=MARKERS[i % 6], label=group.named(label))
+    if not panel.table:
+        raise nothing_to_draw(figure_name, _NEEDED.format(setting), runs)
+    panel.log_x()
+    panel.log_y(always=True)
+    return panel, figure

@@ -1,0 +1,57 @@
+"""WN, Figures 1 and 2: the smallest weight norm, and the ratios R and L_t/L_{t−1}, for several widths."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from lightning_normtheory.recipes.figures.curves import along_rows
+from lightning_normtheory.recipes.figures.panel import Drawing, Panel, Row, nothing_to_draw
+from lightning_normtheory.recipes.figures.style import colours, new_figure, style
+from lightning_normtheory.record.grouping import groups
+from lightning_normtheory.record.run import Run
+
+__all__ = ["weightnorm"]
+
+_NORM, _RATIO, _LOSS_RATIO = "normtheory/min_weight_norm", "normtheory/rsc_ratio", "normtheory/loss_ratio"
+_CAPTION = (
+    "(a) w_min, the smallest norm of a weight vector, after each epoch. (b) R = ‖∇L‖²/L (solid, left) and the ratio of"
+    " the loss to that of the measurement before (dashed, right)."
+)
+
+
+@style()
+def weightnorm(runs: Sequence[Run]) -> Drawing:
+    """(a) w_min over the epochs; (b) R and the loss ratio. A curve for each width."""
+    split = groups(runs, by=("model.width",))
+    norms, ratios, loss_ratios = (
+        [along_rows(group.label or "run", group.runs, metric) for group in split]
+        for metric in (_NORM, _RATIO, _LOSS_RATIO)
+    )
+    if not any([*norms, *ratios, *loss_ratios]):
+        raise nothing_to_draw("weightnorm", f"{_NORM}, {_RATIO} or {_LOSS_RATIO}", runs)
+    figure, (left, right) = new_figure(2)
+    table: list[Row] = []
+    a, b, c = (Panel(axes, name, table) for axes, name in _axes(left, right).items())
+    for group, norm, ratio, loss_ratio, colour in zip(split, norms, ratios, loss_ratios, colours(split)):
+        a.draw(norm, colour, label=group.label)
+        b.draw(ratio, colour)
+        c.draw(loss_ratio, colour, line="--")
+    a.title("(a) smallest weight norm", "epoch", r"$w_{\min}$")
+    b.title(r"(b) $R$ (solid) and loss ratio (dashed)", "epoch", r"$R = \|\nabla L\|^2 / L$")
+    c.axes.set_ylabel(r"$L_t / L_{t-1}$")
+    for panel in (a, b):
+        panel.whole_epochs()
+        panel.log_y()
+    if any(ratios) and any(loss_ratios):  # one above the other rather than through each other
+        b.room(above=0.8)
+        c.room(below=0.8)
+    a.legend_below()
+    return Drawing(figure, table, _CAPTION)
+
+
+def _axes(left: Axes, right: Axes) -> dict[Axes, str]:
+    """With a second vertical axis at the right."""
+    twin = right.twinx()
+    twin.spines["right"].set_visible(True)
+    twin.grid(False)
+    return {left: "w_min", right: "R", twin: "loss ratio"}

@@ -1,0 +1,9 @@
+"""The models of the recipes, as small LightningModules."""
+
+from lightning_normtheory.recipes.models.batchnorm_net import BatchNormNet
+from lightning_normtheory.recipes.models.linearity_nets import BottleneckNet, WideNet
+from lightning_normtheory.recipes.models.regimes_net import RegimesNet
+from lightning_normtheory.recipes.models.tanh_mlp import TanhMLP
+from lightning_normtheory.recipes.models.weightnorm_mlp import WeightNormMLP
+
+__all__ = ["BatchNormNet", "BottleneckNet", "RegimesNet", "TanhMLP", "WeightNormMLP", "WideNet"]

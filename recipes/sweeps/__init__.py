@@ -1,0 +1,1 @@
+"""A recipe trained at every point of a grid."""

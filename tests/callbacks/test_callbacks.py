@@ -1,0 +1,380 @@
+"""What the callbacks log, and where it arrives."""
+
+import importlib
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning as pl
+import torch
+import torchvision
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_normtheory import min_weight_norm, rsc_ratio
+from lightning_normtheory.callbacks import (
+    BatchNormTheory,
+    ConvergenceCertificate,
+    HessianTopEigenvalue,
+    MinWeightNorm,
+    NormTheory,
+    NTKLeastEigenvalue,
+    RademacherBound,
+    RSCRatio,
+)
+from lightning_normtheory.record import jsonl
+
+from support.lit import Classifier, loader, nets, rows, tensors, trainer
+
+RSC_NAMES = {"rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio"}
+HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converged", "_hvps", "_seconds")}
+HESSIAN_NAMES |= {"hessian_edge", "hessian_edge_distance"}
+NTK_NAMES = {"ntk_lambda_min", "ntk_lambda_min_floor", "ntk_lambda_max", "ntk_condition_number", "ntk_effective_rank"}
+NTK_NAMES |= {"ntk_change", "ntk_change_max", "ntk_label_alignment", "ntk_samples", "ntk_seconds"}
+NTK_PARTS = {f"ntk_{part}_share" for part in ("direction", "length", "rest")}
+NTK_PARTS |= {"ntk_direction_lambda_min", "ntk_length_lambda_min", "ntk_crossover"}
+BOUND_NAMES = {"rademacher_bound", "rademacher_x_norm", "population_loss_bound"}
+BOUND_NAMES |= {f"generalization_bound{of}" for of in ("", "_fixed_radii", "_vacuous")}
+CERTIFICATE_NAMES = {"certificate_rate_measured"}
+# Of a chain with smooth activations and the square loss.
+CERTIFICATE_PARTS = {"rho_1", "certificate_ntk_ratio_bound", "ntk_mean_grad_norm_sq", "ntk_mean_grad_norm_sq_bound"}
+CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("rsc", "rsc_margin", "ntk", "ntk_margin")}
+CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("alpha", "beta", "step", "rate", "rho_2")}
+CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient", "lipschitz")}
+# Below the floor the least eigenvalue is rounding of either sign, and what is divided by it infinite.
+NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
+# Whether they are there depends on a number.
+SOMETIMES = {"ntk_crossover"}
+ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NTKLeastEigenvalue, BatchNormTheory, RademacherBound]
+ALL += [ConvergenceCertificate, NormTheory]
+NAMES = {
+    MinWeightNorm: {"min_weight_norm"},
+    RSCRatio: RSC_NAMES,
+    HessianTopEigenvalue: HESSIAN_NAMES,
+    NTKLeastEigenvalue: NTK_NAMES,
+    BatchNormTheory: {"batchnorm_epsilon"},
+    RademacherBound: BOUND_NAMES,
+    ConvergenceCertificate: CERTIFICATE_NAMES,
+    NormTheory: {"min_weight_norm", *RSC_NAMES, *HESSIAN_NAMES, *NTK_NAMES, *BOUND_NAMES, *CERTIFICATE_NAMES},
+}
+
+
+class ResNet(pl.LightningModule):
+    """What many people train: torchvision's ResNet18 with cross entropy."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = torchvision.models.resnet18(num_classes=10)
+
+    def forward(self, x):
+        return self.model(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01, momentum=0.9)
+
+
+class SquareLoss(Classifier):
+    def training_step(self, batch, batch_idx):
+        return nn.functional.mse_loss(self(batch[0]), nn.functional.one_hot(batch[1], 3).float())
+
+
+class DictBatches(Classifier):
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch["image"]), batch["label"])
+
+
+def images():
+    torch.manual_seed(0)
+    return DataLoader(TensorDataset(torch.randn(12, 3, 32, 32), torch.randint(0, 10, (12,))), 4)
+
+
+def dicts(samples):
+    x, y = zip(*samples)
+    return {"image": torch.stack(x), "label": torch.stack(y)}
+
+
+@pytest.mark.parametrize("callback", ALL)
+@pytest.mark.parametrize("model", ["resnet18", "wn mlp"])
+def test_works_without_arguments(callback, model):
+    module, data = (ResNet(), images()) if model == "resnet18" else (SquareLoss("wn"), loader())
+    if model == "wn mlp" and callback is BatchNormTheory:
+        with pytest.raises(ValueError, match="Expected a BatchNorm"):
+            trainer([callback()]).fit(module, data)
+        return
+    # A hundred products with eleven million parameters take minutes.
+    fewer = {"max_hvps": 3} if model == "resnet18" and callback in (HessianTopEigenvalue, NormTheory) else {}
+    trainer([callback(**fewer)], max_epochs=2).fit(module, data)
+    measured = rows()
+    assert sorted(measured) == [0, 1]
+    for row in measured.values():
+        names = {name.split("/")[1] for name in row if name.startswith("normtheory/")}
+        with_momentum = {"hessian_stability_limit", "hessian_stability_limit_distance"}
+        has_limit = model == "resnet18" and "hessian_edge" in NAMES[callback]
+        has_parts = model == "wn mlp" and "ntk_change" in NAMES[callback]
+        expected = {"seconds"} | NAMES[callback] | (with_momentum if has_limit else set())
+        expected |= NTK_PARTS if has_parts else set()
+        expected |= CERTIFICATE_PARTS if model == "wn mlp" and "certificate_rate_measured" in expected else set()
+        expected |= {"batchnorm_epsilon"} if model == "resnet18" and callback is NormTheory else set()
+        expected -= {"population_loss_bound"} if model == "resnet18" else set()  # no validation data
+        assert names - SOMETIMES == expected - SOMETIMES
+        assert not any(math.isnan(value) for value in row.values())
+        ordinary = {name: value for name, value in row.items() if not name.endswith(NEAR_ZERO)}
+        assert all(math.isfinite(value) and value >= 0 for value in ordinary.values())
+    layers = [name for name in measured[1] if name.startswith("normtheory_layers/weight_norm")]
+    expected = 20 if model == "resnet18" else 1
+    assert len(layers) == (expected if callback in (MinWeightNorm, NormTheory) else 0)
+
+
+@pytest.mark.parametrize("callback", ALL)
+def test_dict_batches_with_functions_of_the_user(callback):
+    functions = {
+        "predict": lambda module, batch: module(batch["image"]),
+        "loss": lambda module, batch: nn.functional.cross_entropy(module(batch["image"]), batch["label"]),
+    }
+    trainer([callback(on_error="raise", **functions)], max_epochs=1).fit(DictBatches("bn"), loader(collate_fn=dicts))
+    assert not any(math.isnan(value) for value in rows()[0].values())
+
+
+@pytest.mark.parametrize("net", nets())
+def test_logged_numbers_are_those_of_the_theory_floor(net):
+    """Oracle: the pure functions on the whole data set, with the same batches."""
+    callback = NormTheory(probe=50, on_error="raise") if net != "plain" else RSCRatio(probe=50, on_error="raise")
+    module = Classifier(net)
+    fit = trainer([callback], max_epochs=2)
+    fit.fit(module.double(), DataLoader(TensorDataset(tensors()[0].double(), tensors()[1]), 16))
+    batches = [batch.data for batch in callback.probe.batches(0, 1)]
+    module.train()
+    expected = rsc_ratio(module, nn.functional.cross_entropy, batches)
+    row = rows()[1]
+    for name in ("loss", "grad_norm_sq", "mean_predictor_grad_norm_sq"):
+        assert row[f"normtheory/{name}"] == pytest.approx(getattr(expected, name), rel=1e-12)
+    assert row["normtheory/rsc_ratio"] == pytest.approx(expected.ratio, rel=1e-12)
+    assert row["normtheory/loss_ratio"] == pytest.approx(expected.loss / rows()[0]["normtheory/loss"], rel=1e-12)
+    if net != "plain":
+        assert row["normtheory/min_weight_norm"] == pytest.approx(min_weight_norm(module), rel=1e-15)
+    # Lightning keeps what is logged in its default dtype.
+    assert float(fit.callback_metrics["normtheory/loss"]) == pytest.approx(expected.loss, rel=1e-6)
+
+
+def test_the_first_loss_ratio_is_against_the_untrained_model():
+    callback = RSCRatio(probe=50, on_error="raise")
+    module = Classifier("wn")
+    module.train()
+    x, y = tensors()
+    before = float(nn.functional.cross_entropy(module(x), y).detach())
+    trainer([callback], max_epochs=1).fit(module, loader())
+    row = rows()[0]
+    # float32 sums of 50 terms, in another order: a few units in the last place
+    assert row["normtheory/loss_ratio"] == pytest.approx(row["normtheory/loss"] / before, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_stats", [True, False])
+def test_batch_statistics_are_a_choice(batch_stats):
+    callback = RSCRatio(probe=50, batch_stats=batch_stats, on_error="raise")
+    module = Classifier("bn")
+    trainer([callback], max_epochs=1).fit(module, loader())
+    batches = [batch.data for batch in callback.probe.batches(0, 1)]
+    expected = rsc_ratio(module, nn.functional.cross_entropy, batches, batch_stats=batch_stats)
+    other = rsc_ratio(module, nn.functional.cross_entropy, batches, batch_stats=not batch_stats)
+    assert rows()[0]["normtheory/loss"] == pytest.approx(expected.loss, rel=1e-6)
+    assert expected.loss != pytest.approx(other.loss, rel=1e-3)
+    assert header()["settings"]["batch_stats"] == ("batch" if batch_stats else "running")
+
+
+def test_a_step_that_works_in_place_does_not_wear_the_probe_out():
+    class InPlace(Classifier):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            batch[0].mul_(2)
+            return batch
+
+        def training_step(self, batch, batch_idx):
+            batch[0].add_(torch.rand(1))
+            return super().training_step(batch, batch_idx)
+
+    trainer([RSCRatio(on_error="raise")]).fit(InPlace("wn", lr=0.0), loader())
+    assert len({row["normtheory/rsc_ratio"] for row in rows().values()}) == 1
+
+
+def test_every_n_epochs():
+    trainer([RSCRatio(every_n_epochs=2)], max_epochs=5).fit(Classifier(), loader())
+    assert sorted(rows()) == [1, 3]
+
+
+def test_the_prefix_names_metrics_and_layers():
+    fit = trainer([NormTheory(prefix="wn_run")], max_epochs=1)
+    fit.fit(Classifier("bn"), loader())
+    assert {name.split("/")[0] for name in fit.callback_metrics if "/" in name} == {"wn_run", "wn_run_layers"}
+    assert "wn_run_layers/weight_norm__net_0" in fit.callback_metrics
+
+
+def test_layer_names_that_would_collide_stay_apart():
+    class Colliding(Classifier):
+        def __init__(self):
+            super().__init__("wn")
+            self.a = nn.Sequential()
+            self.a.add_module("b_c", nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+            self.a_b = nn.Sequential()
+            self.a_b.add_module("c", nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+
+    trainer([MinWeightNorm()], max_epochs=1).fit(Colliding(), loader())
+    assert len([name for name in rows()[0] if name.startswith("normtheory_layers/")]) == 3
+
+
+def test_weight_norms_do_not_fall_under_plain_descent():
+    class Plain(Classifier):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.5)
+
+    trainer([MinWeightNorm()], max_epochs=20).fit(Plain("wn").double(), double_loader())
+    values = [rows()[epoch]["normtheory/min_weight_norm"] for epoch in range(20)]
+    assert all(b >= a * (1 - 1e-15) for a, b in pairwise(values))
+    assert values[-1] > values[0]
+
+
+def double_loader():
+    return DataLoader(TensorDataset(tensors()[0].double(), tensors()[1]), 8)
+
+
+# -- where it arrives --------------------------------------------------------------------------------------------------
+
+
+def header(folder="."):
+    (path,) = Path(folder).rglob("normtheory.jsonl")
+    return next(jsonl.read(path))
+
+
+def test_checkpoints_and_early_stopping_can_monitor_it(tmp_path):
+    best = ModelCheckpoint(tmp_path, monitor="normtheory/loss", save_top_k=1, save_on_train_epoch_end=True)
+    stop = EarlyStopping("normtheory/min_weight_norm", mode="min", patience=1, check_on_train_epoch_end=True)
+    fit = trainer([NormTheory(), best, stop], max_epochs=30, enable_checkpointing=True)
+    fit.fit(Classifier("wn", lr=0.0), loader())
+    assert best.best_model_score == pytest.approx(rows()[0]["normtheory/loss"], rel=1e-6)
+    assert fit.current_epoch == 2  # nothing changes at lr 0: patience 1 ends it
+
+
+@pytest.mark.parametrize("package", [pl, lightning.pytorch], ids=["pytorch_lightning", "lightning"])
+@pytest.mark.parametrize("bare", [True, False], ids=["bare argument", "list"])
+def test_both_packages(package, bare):
+    class Module(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nets()["bn"]()
+
+        forward = Classifier.forward
+        training_step = Classifier.training_step
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    callback = NormTheory(on_error="raise")
+    fit = package.Trainer(
+        max_epochs=1, callbacks=callback if bare else [callback], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+    )  # fmt: skip
+    fit.fit(Module(), loader())
+    assert math.isfinite(fit.callback_metrics["normtheory/rsc_ratio"])
+
+
+@pytest.mark.parametrize("package", [pl, lightning.pytorch], ids=["pytorch_lightning", "lightning"])
+def test_lightning_cli_builds_it_from_yaml(package, tmp_path):
+    cli = importlib.import_module(f"{package.__name__}.cli")
+    config = {"trainer": {
+        "max_epochs": 1, "logger": False, "enable_checkpointing": False, "accelerator": "cpu",
+        "callbacks": [
+            {"class_path": "lightning_normtheory.callbacks.NormTheory",
+             "init_args": {"every_n_epochs": 2, "probe": 64}},
+            {"class_path": "lightning_normtheory.callbacks.RSCRatio", "init_args": {
+                "probe": {"class_path": "lightning_normtheory.callbacks.Probe", "init_args": {"samples": 32}},
+                "prefix": "other"}},
+        ],
+    }}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    boring = importlib.import_module(f"{package.__name__}.demos.boring_classes")
+    built = cli.LightningCLI(boring.BoringModel, run=False, args=["--config", str(path)])
+    norm_theory, rsc = (c for c in built.trainer.callbacks if isinstance(c, (NormTheory, RSCRatio)))
+    assert (norm_theory.every_n_epochs, norm_theory.probe.samples, rsc.probe.samples) == (2, 64, 32)
+
+
+@pytest.mark.parametrize("logger", [CSVLogger, TensorBoardLogger, WandbLogger, None])
+def test_every_logger_gets_the_metrics_and_the_file_lies_beside_the_checkpoints(logger, tmp_path):
+    arguments = {"project": "demo"} if logger is WandbLogger else {"name": "demo"}
+    log = logger(save_dir=str(tmp_path), **arguments) if logger is not None else False
+    fit = trainer([NormTheory()], logger=log, enable_checkpointing=True, default_root_dir=tmp_path, max_epochs=2)
+    fit.fit(Classifier("bn"), loader())
+    (path,) = tmp_path.rglob("normtheory.jsonl")
+    if logger is None:
+        assert path.parent == tmp_path / "normtheory_logs" / "version_0"
+    else:
+        assert path.parent == Path(fit.checkpoint_callback.dirpath).parent
+    if logger is CSVLogger:
+        assert "normtheory/rsc_ratio" in (path.parent / "metrics.csv").read_text()
+    if logger is WandbLogger:
+        import wandb
+
+        last = wandb.run.summary["normtheory/rsc_ratio"]["last"]
+        assert last == pytest.approx(rows()[1]["normtheory/rsc_ratio"], rel=1e-5)
+        wandb.finish()
+
+
+def test_the_files_form(tmp_path):
+    fit = trainer([NormTheory()], logger=CSVLogger(tmp_path, name="demo"), max_epochs=2)
+    fit.fit(Classifier("bn"), loader(), loader(20, shuffle=False))
+    (path,) = tmp_path.rglob("normtheory.jsonl")
+    first, *others = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+    assert set(first) == {"schema", "run", "versions", "max_epochs", "settings", "optimizers", "theorems"}
+    assert [set(row) for row in first["theorems"]] == [{"theorem", "verdict", "reasons"}] * 6
+    assert first["schema"] == 1
+    assert first["versions"]["torch"] == torch.__version__
+    assert [set(row) for row in others] == [{"epoch", "step", "time", "metrics", "user_metrics"}] * 2
+    assert [(row["epoch"], row["step"]) for row in others] == [(0, 7), (1, 14)]
+    assert {"train_loss_epoch", "val_loss"} <= set(others[0]["user_metrics"])
+    assert not any("normtheory" in name for name in others[0]["user_metrics"])
+
+
+def test_callbacks_of_one_trainer_write_one_file():
+    trainer([MinWeightNorm(), RSCRatio()], max_epochs=2).fit(Classifier("bn"), loader())
+    assert {"normtheory/min_weight_norm", "normtheory/rsc_ratio"} <= set(rows()[1])
+    trainer([MinWeightNorm()], max_epochs=1).fit(Classifier("bn"), loader())
+    assert len(list(Path().rglob("normtheory.jsonl"))) == 2  # another trainer, another version
+
+
+def test_a_torn_line_is_passed_over_and_the_next_run_starts_on_a_new_one(tmp_path):
+    path = tmp_path / "normtheory.jsonl"
+    jsonl.append(path, {"run": "demo"}, {"epoch": 0, "metrics": {"a": math.inf}})
+    with path.open("a") as file:
+        file.write('{"epoch": 1, "met')
+    jsonl.append(path, {"run": "demo"}, {"epoch": 1, "metrics": {"a": -math.inf}})
+    assert [line.get("epoch") for line in jsonl.read(path)] == [None, 0, 1]
+    assert [line["metrics"]["a"] for line in jsonl.read(path) if "epoch" in line] == [math.inf, -math.inf]
+
+
+def test_the_seconds_of_several_callbacks_add_up():
+    fit = trainer([MinWeightNorm(), RSCRatio()], max_epochs=1)
+    fit.fit(Classifier("bn"), loader())
+    (path,) = Path().rglob("normtheory.jsonl")
+    written = [line["metrics"]["normtheory/seconds"] for line in jsonl.read(path) if "epoch" in line]
+    assert float(fit.callback_metrics["normtheory/seconds"]) == pytest.approx(sum(written), rel=1e-6)
+
+
+def test_a_model_that_wandb_watches(tmp_path):
+    log = WandbLogger(save_dir=str(tmp_path), project="demo")
+    module = Classifier("bn")
+    log.watch(module, log="all", log_freq=2)
+    fit = trainer([NormTheory(on_error="raise")], logger=log, max_epochs=1)
+    fit.fit(module, loader())
+    log.experiment.finish()
+    assert math.isfinite(fit.callback_metrics["normtheory/min_weight_norm"])
+
+
+def test_fast_dev_run_writes_nothing():
+    trainer([NormTheory()], fast_dev_run=True).fit(Classifier("bn"), loader())
+    assert not list(Path().rglob("normtheory.jsonl"))

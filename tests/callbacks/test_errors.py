@@ -1,0 +1,368 @@
+"""Mistakes are named at fit start, with the remedy; failures during a run never end it."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, RSCRatio
+from lightning_normtheory.record import jsonl
+
+from support.lit import Classifier, Stream, loader, rows, tensors, trainer
+
+ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NormTheory]
+NEEDS_DATA = [RSCRatio, HessianTopEigenvalue, NormTheory]
+MAIN = {callback: "normtheory/rsc_ratio" for callback in ALL}
+MAIN[HessianTopEigenvalue] = "normtheory/hessian_lambda_max"
+
+
+class Manual(Classifier):
+    def __init__(self, net="wn"):
+        super().__init__(net)
+        self.automatic_optimization = False
+        self.steps = 0
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(nn.functional.cross_entropy(self(batch[0]), batch[1]))
+        optimizer.step()
+
+
+def cross_entropy(module, batch):
+    return nn.functional.cross_entropy(module(batch[0]), batch[1])
+
+
+class Counts(Classifier):
+    """Counts its steps where no snapshot reaches: on the class."""
+
+    steps = 0
+
+    def optimizer_step(self, *args, **kwargs):
+        Counts.steps += 1
+        return super().optimizer_step(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_count():
+    Counts.steps = 0
+
+
+def assert_refused(callback, module, data, match, error=ValueError):
+    """The fit stops with a message before a single step is taken."""
+    fit = trainer([callback])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(error, match=match):
+            fit.fit(module, data)
+    assert Counts.steps == 0
+
+
+def test_no_normalised_layer():
+    assert_refused(
+        MinWeightNorm(), Counts("plain"), loader(), "has none.*Add torch.nn.utils.parametrizations.weight_norm"
+    )
+
+
+def test_no_normalised_layer_is_no_obstacle_to_the_others():
+    trainer([RSCRatio(on_error="raise")], max_epochs=1).fit(Classifier("plain"), loader())
+    with pytest.warns(UserWarning, match="NormTheory leaves out min_weight_norm.*has none"):
+        trainer([NormTheory(on_error="raise")], max_epochs=1).fit(Classifier("plain"), loader())
+
+
+def test_batchnorm_without_a_known_feeding_layer_says_why():
+    class First(Counts):
+        def __init__(self):
+            super().__init__("plain")
+            self.net.insert(0, nn.BatchNorm1d(6))
+
+    assert_refused(MinWeightNorm(), First(), loader(), "BatchNorm 'net.0': it is fed by the argument 'x'")
+
+
+def test_batchnorm_without_a_known_feeding_layer_beside_others():
+    class Partly(Classifier):
+        def __init__(self):
+            super().__init__("bn")
+            self.net.insert(0, nn.BatchNorm1d(6))
+
+    with pytest.warns(UserWarning, match="1 BatchNorm layers normalise.*'net.0': it is fed by the argument 'x'"):
+        trainer([MinWeightNorm()], max_epochs=1).fit(Partly(), loader())
+    assert set(rows()[0]) == {
+        "normtheory/min_weight_norm",
+        "normtheory_layers/weight_norm__net_1",
+        "normtheory/seconds",
+    }
+
+
+@pytest.mark.parametrize("callback", NEEDS_DATA)
+def test_manual_optimisation_needs_a_loss(callback):
+    module = Manual()
+    assert_refused(callback(), module, loader(), r"optimises manually.*Pass \w+\(loss=")
+    assert module.steps == 0
+    fit = trainer([callback(loss=cross_entropy, on_error="raise")], max_epochs=1)
+    fit.fit(module, loader())
+    assert module.steps == 7  # only the user's own
+    assert math.isfinite(fit.callback_metrics[MAIN[callback]])
+
+
+def test_manual_optimisation_does_not_matter_without_data():
+    trainer([MinWeightNorm(on_error="raise")], max_epochs=1).fit(Manual(), loader())
+    assert math.isfinite(rows()[0]["normtheory/min_weight_norm"])
+
+
+def test_a_step_on_the_iterator_needs_a_loss():
+    class Iterates(Counts):
+        def training_step(self, dataloader_iter):
+            return super().training_step(next(dataloader_iter)[0], 0)
+
+    assert_refused(RSCRatio(), Iterates("wn"), loader(), "dataloader_iter")
+
+
+def collate(samples):
+    x, y = zip(*samples)
+    return {"image": torch.stack(x), "label": torch.stack(y)}
+
+
+class DictBatches(Counts):
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self, (batch["image"], batch["label"]))
+
+
+@pytest.mark.parametrize("callback", [RSCRatio, NormTheory])  # the Hessian asks for the loss alone
+def test_a_batch_whose_input_cannot_be_found(callback):
+    message = (
+        r"predict of a probe batch .*'image': Tensor \(8, 6\).*predict=lambda module, batch: module\(batch\['image'\]\)"
+    )
+    assert_refused(callback(), DictBatches("wn"), loader(collate_fn=collate), message)
+
+
+@pytest.mark.parametrize(
+    ("predict", "match"),
+    [
+        (lambda module, batch: {"logits": module(batch[0])}, r"Expected a tensor.*but got a dict"),
+        (lambda module, batch: module(batch[0]).argmax(1), r"floating-point outputs .* but got torch.int64"),
+        (lambda module, batch: module(batch[0], 3), "pass predict="),
+        (lambda module, batch: module(batch["x"]), "pass predict="),
+    ],
+)
+def test_a_predictor_that_fails(predict, match):
+    assert_refused(RSCRatio(predict=predict), Counts("wn"), loader(), match)
+
+
+@pytest.mark.parametrize(
+    ("result", "match"),
+    [
+        (lambda self, batch: None, "return the loss"),
+        (lambda self, batch: {"objective": 1.0}, "return the loss"),
+        (lambda self, batch: self(batch[0]).sum(1), r"scalar loss, but got a tensor of shape \(8,\)"),
+    ],
+)
+def test_a_step_without_a_usable_loss(result, match):
+    class Strange(Counts):
+        def training_step(self, batch, batch_idx):
+            return result(self, batch)
+
+    assert_refused(RSCRatio(), Strange("wn"), loader(), match)
+
+
+def test_an_iterable_dataset_is_checked_on_its_first_batch():
+    assert_refused(
+        RSCRatio(), DictBatches("wn"), DataLoader(Stream(), 8, collate_fn=collate), "predict of a probe batch"
+    )
+
+
+@pytest.mark.parametrize("callback", NEEDS_DATA)
+@pytest.mark.parametrize("empty", ["no samples", "all dropped"])
+def test_an_empty_loader(callback, empty):
+    data = (
+        loader(n=5, batch_size=8, drop_last=True) if empty == "all dropped" else DataLoader(TensorDataset(*tensors(0)))
+    )
+    assert_refused(callback(), Counts("wn"), data, "empty.*Check the dataset")
+
+
+def test_no_training_asked_for_is_no_mistake():
+    for nothing in ({"max_epochs": 0}, {"limit_train_batches": 0}):
+        fit = trainer([NormTheory()], **nothing)
+        fit.fit(Classifier("wn"), loader())
+        assert fit.global_step == 0
+
+
+@pytest.mark.parametrize("callback", ALL)
+def test_unknown_arguments(callback):
+    with pytest.raises(TypeError, match=r"has no argument 'every_n_epoch'. Did you mean 'every_n_epochs'"):
+        callback(every_n_epoch=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"every_n_epochs": 0}, "positive integer, but got 0"),
+        ({"probe": -3}, "positive integer, but got -3"),
+        ({"batch_stats": "running"}, "True, False or None, but got 'running'"),
+        ({"prefix": "a/b"}, "without slash or dot.*'a/b'"),
+        ({"on_error": "ignore"}, "'warn' or 'raise', but got 'ignore'"),
+        ({"loss": 3}, "function of"),
+    ],
+)
+def test_arguments_are_checked_at_once(arguments, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        RSCRatio(**arguments)
+
+
+def test_two_callbacks_with_the_same_names():
+    with pytest.raises(RuntimeError, match="state_key"):
+        trainer([RSCRatio(), RSCRatio(probe=32)])
+    trainer([RSCRatio(), RSCRatio(probe=32, prefix="small")])
+
+
+def test_namesakes_with_different_arguments_are_noticed():
+    with pytest.warns(UserWarning, match="RSCRatio and NormTheory measure normtheory/.* another prefix="):
+        trainer([RSCRatio(probe=8), NormTheory()], max_epochs=1).fit(Classifier("wn"), loader())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer([MinWeightNorm(), RSCRatio(), NormTheory()], max_epochs=1).fit(Classifier("wn"), loader())
+    assert not [w for w in caught if "another prefix=" in str(w.message)]
+
+
+# -- failures during a run ---------------------------------------------------------------------------------------------
+
+
+class NaNInEpoch3(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * math.nan if self.current_epoch == 3 else loss
+
+    def on_after_backward(self):
+        for p in self.parameters():  # the user's own protection: the weights stay finite
+            p.grad.nan_to_num_()
+
+
+@pytest.mark.parametrize("callback", NEEDS_DATA)
+def test_a_nan_loss_is_logged_as_nan_and_reported_once(callback):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer([callback()], max_epochs=6).fit(NaNInEpoch3("wn"), loader())
+    values = {epoch: row[MAIN[callback]] for epoch, row in rows().items()}
+    assert [math.isnan(value) for _, value in sorted(values.items())] == [False, False, False, True, False, False]
+    messages = [str(w.message) for w in caught]
+    assert sum("rsc_ratio is NaN" in message for message in messages) == (callback is not HessianTopEigenvalue)
+    failures = [message for message in messages if "hessian_lambda_max failed and is logged as NaN" in message]
+    assert len(failures) == (callback is not RSCRatio)
+    assert all("finite loss, but batch 0 gives nan" in failure for failure in failures)
+
+
+class FailsLater:
+    """A predictor that passes the trial at fit start."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, module, batch):
+        self.calls += 1
+        if self.calls > 1:
+            raise RuntimeError("no such kernel")
+        return module(batch[0])
+
+
+def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit = trainer([NormTheory(predict=FailsLater())], max_epochs=3)
+        fit.fit(Classifier("wn"), loader())
+    assert fit.current_epoch == 3
+    for row in rows().values():
+        assert math.isnan(row["normtheory/rsc_ratio"])
+        assert math.isfinite(row["normtheory/min_weight_norm"])
+    messages = [str(w.message) for w in caught if "no such kernel" in str(w.message)]
+    assert [message.split()[0].removeprefix("normtheory/") for message in messages] == [
+        "ntk_lambda_min",
+        "certificate_rate_measured",
+        "rsc_ratio",
+        "rademacher_bound",
+    ]
+
+
+def test_on_error_raise_stops_the_run():
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        trainer([RSCRatio(predict=FailsLater(), on_error="raise")]).fit(Classifier("wn"), loader())
+
+
+def test_out_of_memory_at_the_start_is_no_mistake_of_the_set_up():
+    def greedy(module, batch):
+        raise MemoryError
+
+    fit = trainer([RSCRatio(predict=greedy)], max_epochs=1)
+    with pytest.warns(UserWarning, match="MemoryError"):
+        fit.fit(Classifier("wn"), loader())
+    assert fit.current_epoch == 1
+
+
+def test_a_full_disk_is_reported_once_and_training_goes_on(monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jsonl, "append", full)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit = trainer([NormTheory()])
+        fit.fit(Classifier("wn"), loader())
+    assert fit.current_epoch == 3
+    assert len([w for w in caught if "No space left" in str(w.message)]) == 1
+
+
+def test_lazy_layers_are_refused_before_they_are_disturbed():
+    class Lazy(Counts):
+        def __init__(self):
+            super().__init__("wn")
+            self.net.append(nn.LazyLinear(3))
+
+    assert_refused(RSCRatio(), Lazy(), loader(), "still lazy. Run one batch through the model first")
+
+
+def test_a_loss_of_one_entry_is_a_scalar():
+    class OneEntry(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx).reshape(1)
+
+    fit = trainer([RSCRatio(on_error="raise")], max_epochs=1)
+    fit.fit(OneEntry("wn"), loader())
+    assert math.isfinite(fit.callback_metrics["normtheory/rsc_ratio"])
+
+
+def test_a_subclass_may_take_more_arguments():
+    class Mine(RSCRatio):
+        def __init__(self, note="", **arguments):
+            super().__init__(**arguments)
+
+    assert Mine(note="a", probe=8).probe.samples == 8
+
+
+class FrozenBatchNorm(Counts):
+    """The way to train a BatchNorm net on single samples."""
+
+    def on_train_epoch_start(self):
+        self.net[1].eval()
+
+
+def test_batches_of_one_sample_under_batchnorm():
+    single = loader(batch_size=1)
+    fit = trainer([RSCRatio(on_error="raise")], max_epochs=1)
+    fit.fit(FrozenBatchNorm("bn"), single)  # each BatchNorm as it is trained
+    assert math.isfinite(fit.callback_metrics["normtheory/rsc_ratio"])
+    Counts.steps = 0
+    assert_refused(RSCRatio(batch_stats=True), FrozenBatchNorm("bn"), single, "more than 1 value per channel")
+
+
+def test_running_statistics_that_do_not_exist():
+    class NoRunning(Counts):
+        def __init__(self):
+            super().__init__("bn")
+            self.net[1] = nn.BatchNorm1d(8, track_running_stats=False)
+
+    assert_refused(
+        RSCRatio(batch_stats=False), NoRunning(), loader(), "'net.1' keeps none.*Use batch_stats=True or None"
+    )

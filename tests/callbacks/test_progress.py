@@ -1,0 +1,250 @@
+"""Progress of a measurement: what a terminal shows of it beside Lightning's own bars."""
+
+import random
+import re
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import rich
+import torch
+
+from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.engine.host import HostCallback
+from lightning_normtheory.callbacks.output import progress_bar
+from lightning_normtheory.callbacks.output.messages import say
+from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress, clear_line
+
+from support.lit import Classifier, loader, rows, trainer
+from support.terminal import Screen, Watching, fit, make_bar, refresh, stable
+
+BARS = [(package, bar) for package in ("pytorch_lightning", "lightning.pytorch") for bar in ("tqdm", "rich")]
+each_bar = pytest.mark.parametrize(("package", "kind"), BARS)
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """A terminal of 80 columns, on which every step is drawn at once."""
+    for name, value in {"COLUMNS": "81", "LINES": "25", "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(progress_bar, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress_bar, "_PAUSE", 0.0)
+    monkeypatch.setattr(
+        "lightning_normtheory.callbacks.engine.reporting.conclude", lambda run, warn: None
+    )  # which prints a table
+    screen = Screen()
+    yield screen
+    rich.reconfigure()  # Lightning has changed the console of all
+
+
+@each_bar
+def test_the_line_names_the_diagnostic_and_its_steps(monkeypatch, screen, package, kind):
+    seen = []
+
+    def look(run):
+        refresh(run)
+        seen.append((run.global_step, screen.lines[-2:]))
+
+    fit(monkeypatch, screen, package, [Watching(look), make_bar(package, kind, screen)])
+    lines = [(step, above.split("|")[0].split()[:2], below) for step, (above, below) in seen]
+    wanted = ["Hessian, pass 1", *["Hessian, batch 1", *(f"Hessian, product {i}" for i in (1, 2, 3))] * 2]
+    assert [below.partition(": ")[2][: len(text)] for (_, _, below), text in zip(lines, wanted)] == wanted
+    assert len(lines) == len(wanted)
+    for _, above, below in lines:
+        assert above[0] == "Epoch"
+        assert below.startswith("normtheory: ")
+        assert " 1/2 " in below
+        assert len(below) <= 80
+
+
+@each_bar
+@pytest.mark.parametrize("leave", [False, True])
+def test_the_bar_looks_afterwards_as_if_nothing_had_happened(monkeypatch, screen, package, kind, leave):
+    quiet = Screen()
+    fit(monkeypatch, quiet, package, [make_bar(package, kind, quiet, leave=leave)])
+    states = []
+
+    class Before(HostCallback):  # Lightning 2.4 takes none of the other package's
+        def on_train_epoch_end(self, run, module):
+            refresh(run)
+            states.append(stable(screen.lines))
+
+    bar = make_bar(package, kind, screen, leave=leave)
+    run, _ = fit(monkeypatch, screen, package, [Before(), Watching(refresh), Before(), bar])
+    assert "normtheory: Hessian" in screen.written
+    assert stable(screen.lines) == stable(quiet.lines)
+    assert not [line for line in screen.lines if "normtheory" in line]
+    for before, after in zip(states[::2], states[1::2]):
+        assert before == after
+    if kind == "rich":
+        assert "get_renderables" not in vars(run.progress_bar_callback.progress)
+
+
+@each_bar
+def test_a_bar_that_was_closed_at_the_end_of_its_epoch_stays(monkeypatch, screen, package, kind):
+    """With leave=True the bar of an epoch may be finished before the measurement begins."""
+    seen = []
+
+    def look(run):
+        refresh(run)
+        seen.append(screen.rows[:-1] if screen.rows[-1] == "" else screen.rows)
+
+    fit(monkeypatch, screen, package, [make_bar(package, kind, screen, leave=True), Watching(look)])
+    for *_, above, below in seen:
+        assert above.startswith("Epoch")
+        assert below.startswith("normtheory: Hessian")
+    assert [line.split()[1][0] for line in screen.lines if line.startswith("Epoch")] == ["0", "1"]
+    assert not [line for line in screen.lines if "normtheory" in line]
+
+
+@each_bar
+def test_a_real_hessian_is_shown(monkeypatch, screen, package, kind):
+    hessian = HessianTopEigenvalue(predictor_samples=2, on_error="raise")
+    fit(monkeypatch, screen, package, [hessian, make_bar(package, kind, screen)])
+    shown = re.findall(r"normtheory: ([a-zA-Z' ]+)", screen.written)
+    assert {"Hessian", "predictor's Hessian"} <= {each.strip() for each in shown}
+
+
+@each_bar
+def test_tables_stand_above_the_bar_and_nothing_of_them_is_lost(monkeypatch, screen, package, kind):
+    table = [f"line {i}" for i in range(30)]
+
+    def talk(run, warn):
+        say(run, "\n".join(table))
+
+    monkeypatch.setattr("lightning_normtheory.callbacks.engine.reporting.conclude", talk)
+    fit(monkeypatch, screen, package, [Watching(refresh), make_bar(package, kind, screen)])
+    assert [line for line in screen.lines if line.startswith("line ")] == table
+
+
+@each_bar
+def test_a_short_measurement_shows_nothing(monkeypatch, screen, package, kind):
+    monkeypatch.setattr(progress_bar, "_PATIENCE", 1e9)
+    fit(monkeypatch, screen, package, [Watching(refresh), make_bar(package, kind, screen)])
+    assert "Epoch 1" in screen.written
+    assert "normtheory" not in screen.written
+
+
+@each_bar
+def test_a_message_finds_no_line_and_the_next_step_brings_it_back(monkeypatch, screen, package, kind):
+    seen = []
+
+    def look(run):
+        clear_line()
+        seen.append([line for line in screen.lines if "normtheory" in line])
+
+    fit(monkeypatch, screen, package, [Watching(look), make_bar(package, kind, screen)])
+    assert not any(seen)
+    assert len(seen) == 9
+    assert screen.written.count("normtheory: Hessian, product 2") >= 2  # rich may draw it again
+
+
+@each_bar
+def test_an_error_takes_the_line_away(monkeypatch, screen, package, kind):
+    def look(run):
+        if run.global_step:
+            raise RuntimeError("of a diagnostic")
+
+    callbacks = [Watching(look, on_error="raise"), make_bar(package, kind, screen)]
+    with pytest.raises(RuntimeError, match="of a diagnostic"):
+        fit(monkeypatch, screen, package, callbacks)
+    assert "normtheory" in screen.written
+    assert not [line for line in screen.lines if "normtheory" in line]
+
+
+@each_bar
+@pytest.mark.parametrize("part", ["__init__", "draw", "close"])
+def test_a_display_that_fails_is_reported_once_and_stops_nothing(monkeypatch, screen, package, kind, part):
+    def fail(*args):
+        raise OSError("the terminal is gone")
+
+    monkeypatch.setattr({"tqdm": progress_bar._TqdmLine, "rich": progress_bar._RichLine}[kind], part, fail)
+    callbacks = [Watching(refresh, on_error="raise"), make_bar(package, kind, screen)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(monkeypatch, screen, package, callbacks)
+    assert [str(w.message) for w in caught if "the terminal is gone" in str(w.message)] == [
+        "The progress of a measurement is not shown: OSError: the terminal is gone"
+    ]
+    assert [row["normtheory/watched"] for row in rows().values()] == [1.0, 1.0]
+
+
+# -- where nothing is shown --------------------------------------------------------------------------------------------
+
+
+def display(bar, rank_zero=True):
+    """Whether a measurement in a run with this bar would show anything."""
+    run = SimpleNamespace(progress_bar_callback=bar, is_global_zero=rank_zero)
+    with MeasurementProgress(run, 1, "normtheory", pytest.fail) as shown:
+        return shown._make is not None
+
+
+class Own(pl.callbacks.ProgressBar):
+    """A bar of the user's, with all that a bar of Lightning's has, save the class."""
+
+    is_enabled = True
+    refresh_rate = 1
+
+
+class TQDMProgressBar(Own):
+    """The name alone says nothing."""
+
+
+class Derived(pl.callbacks.TQDMProgressBar):
+    pass
+
+
+def test_nothing_is_shown_without_a_bar_of_lightnings():
+    assert display(pl.callbacks.TQDMProgressBar())
+    assert display(Derived())
+    assert not display(None)
+    assert not display(pl.callbacks.TQDMProgressBar(), rank_zero=False)
+    assert not display(pl.callbacks.TQDMProgressBar(refresh_rate=0))
+    assert not display(Own())
+    assert not display(TQDMProgressBar())
+    assert not display(pl.callbacks.RichProgressBar())  # whose display has not begun
+    assert not display(object())
+
+
+def test_without_a_bar_a_fit_prints_nothing(monkeypatch, screen, capsys):
+    monkeypatch.setattr("sys.stdout", screen)
+    trainer([Watching(lambda _: None)], max_epochs=1).fit(Classifier("wn"), loader())
+    assert screen.written == ""
+    assert "normtheory" not in capsys.readouterr().err
+
+
+def test_of_many_steps_every_nth_is_drawn_as_of_batches(monkeypatch, screen):
+    bar = make_bar("pytorch_lightning", "tqdm", screen, refresh_rate=2)
+    fit(monkeypatch, screen, "pytorch_lightning", [Watching(refresh), bar])
+    assert set(re.findall(r"product \d", screen.written)) == {"product 2"}
+
+
+# -- neutral -----------------------------------------------------------------------------------------------------------
+
+
+@each_bar
+def test_the_run_stays_bitwise_the_same(monkeypatch, screen, package, kind):
+    def outcome(callbacks):
+        random.seed(0)
+        np.random.seed(0)
+        run, module = fit(monkeypatch, screen, package, [*callbacks, make_bar(package, kind, screen)])
+        draws = random.random(), np.random.rand(), torch.rand(1).item()
+        weights = torch.cat([p.detach().flatten() for p in module.parameters()])
+        return weights, draws, dict(run.progress_bar_metrics)
+
+    plain, measured = outcome([]), outcome([NormTheory(probe=16, ntk_samples=8, on_error="raise")])
+    assert "normtheory: tangent kernel" in screen.written
+    assert plain[2]
+    assert torch.equal(plain[0], measured[0])
+    assert plain[1:] == measured[1:]
+
+
+def test_every_diagnostic_has_a_title_of_its_own():
+    made = [*NormTheory().make_diagnostics(), *HessianTopEigenvalue(predictor_samples=1).make_diagnostics()]
+    titles = {type(diagnostic): diagnostic.title for diagnostic in made}
+    assert len(set(titles.values())) == len(titles) == 8
+    assert Diagnostic.title not in titles.values()

@@ -1,0 +1,288 @@
+"""RademacherBound, ConvergenceCertificate, BatchNormTheory in a trainer: the numbers of the theory floor, and when."""
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_normtheory import (
+    LossState,
+    batchnorm_margin,
+    guaranteed_step,
+    hessian_top_eigenvalue,
+    network_problem,
+    rsc_ratio,
+    weightnorm_constants,
+)
+from lightning_normtheory.callbacks import BatchNormTheory, ConvergenceCertificate, NormTheory, RademacherBound
+from lightning_normtheory.record.history import read_histories
+from lightning_normtheory.theorems.generalization import generalization_bound
+from lightning_normtheory.theorems.papers.bn_form import batchnorm_form
+
+from support.lit import Classifier, loader, rows, trainer
+from support.theorem_cases import (
+    Regression,
+    dgm_network,
+    fit,
+    paper_network,
+    rsc_network,
+    samples,
+    square,
+    two_classes,
+    two_layers,
+)
+
+
+def header():
+    (path,) = Path().rglob("normtheory.jsonl")
+    return json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+
+
+# -- the certificate ---------------------------------------------------------------------------------------------------
+
+
+def test_the_certificate_is_that_of_the_theory_floor():
+    data = samples()
+    module = Regression(paper_network(8, 2, 2.0))
+    measured = fit(ConvergenceCertificate(on_error="raise"), module, data)
+    problem = network_problem(module.net, *data, square)
+    rsc = rsc_ratio(module.net, square, [data])
+    local = LossState(rsc.loss, rsc.grad_norm_sq, 1.0, problem.x_norm)
+    best, own = guaranteed_step(problem.chain, local), guaranteed_step(problem.chain, local, 0.01)
+    expected = {
+        "certificate_alpha": best.constants.alpha,
+        "certificate_beta": best.constants.beta,
+        "certificate_step": best.step,
+        "certificate_rate": best.rate(rsc.ratio),
+        "certificate_hessian_bound": best.network.hessian,
+        "certificate_omega": own.omega,
+        "certificate_own_rate": own.rate(rsc.ratio),
+    }
+    for name, value in expected.items():
+        assert measured[name] == pytest.approx(value, rel=1e-9), name
+    assert measured["certificate_rsc"] == float(best.constants.alpha > 0)
+
+
+def test_beta_is_above_the_largest_eigenvalue_of_the_hessian_and_the_step_keeps_its_promise():
+    data = samples()
+    module = Regression(nn.Sequential(weight_norm(nn.Linear(3, 16)), nn.GELU(), nn.Linear(16, 1)).double(), lr=0.02)
+    measured = fit(ConvergenceCertificate(on_error="raise"), module, data, epochs=3)
+    top = hessian_top_eigenvalue(module.net, square, [data], method="lanczos")
+    assert top.value <= measured["certificate_beta"]
+    # Every epoch is one step of gradient descent on the whole of the training set.
+    history = rows()
+    for before, after in ((history[0], history[1]), (history[1], history[2])):
+        guaranteed = before["normtheory/certificate_own_rate"]
+        assert after["normtheory/certificate_rate_measured"] <= guaranteed < 1
+
+
+def test_a_network_of_wns_form_has_the_papers_constants():
+    data = samples()
+    module = Regression(paper_network(8, 2, 2.0), lr=0.05)
+    start = module.net[-1].weight.detach().clone()
+    measured = fit(ConvergenceCertificate(on_error="raise"), module, data)
+    directions = [module.net[i].parametrizations.weight.original1.detach() for i in (0, 2)]
+    expected = weightnorm_constants(
+        depth=2,
+        width=8,
+        w_min=min(float(v.norm(dim=1).min()) for v in directions),
+        beta_phi=4 / (3 * math.sqrt(3)),
+        rho1=float((module.net[-1].weight.detach() - start).norm()),
+        rho2=measured["certificate_rho_2"],
+        targets=data[1],
+        kappa=1.0,
+        ratio=rsc_ratio(module.net, square, [data]).ratio,
+        v0_norm=1.0,
+    )
+    assert measured["wn_alpha"] == pytest.approx(expected.alpha, rel=1e-6)
+    assert measured["wn_beta"] == pytest.approx(expected.beta, rel=1e-6)
+    assert measured["wn_hessian_bound"] == pytest.approx(expected.hessian, rel=1e-6)
+    assert measured["certificate_beta"] <= measured["wn_beta"]
+    assert "rsc_alpha" not in measured
+
+
+def test_a_network_of_rscs_form_has_the_papers_constants():
+    measured = fit(ConvergenceCertificate(on_error="raise"), Regression(rsc_network()), samples(norm=math.sqrt(3)))
+    assert measured["rsc_margin"] < 0 < measured["rsc_threshold"]
+    assert (measured["rsc_alpha"] > 0) == (measured["rsc_margin"] > 0)
+    assert 0 <= measured["rsc_kappa"] <= 1
+    assert measured["rho"] > 0
+    assert "wn_alpha" not in measured
+
+
+def test_a_network_of_dgms_form_has_a_regime():
+    measured = fit(ConvergenceCertificate(on_error="raise"), Regression(dgm_network(4096)), samples(8), epochs=1)
+    assert "certificate_dgm_v" in measured
+    assert measured["certificate_dgm_v"] == float(measured["certificate_dgm_v_margin"] > 0)
+    assert "certificate_rsc" not in measured  # ReLU
+    assert "certificate_beta" not in measured
+
+
+def test_nothing_pretends_on_a_relu_network_with_cross_entropy(tmp_path, monkeypatch):
+    trainer([ConvergenceCertificate(on_error="raise")], max_epochs=1).fit(Classifier("bn"), loader())
+    (row,) = rows().values()
+    names = {name.removeprefix("normtheory/") for name in row}
+    assert names == {"certificate_rate_measured", "seconds"}
+    theorems = header()["theorems"]
+    assert [each["verdict"] for each in theorems].count("does not apply") == 5
+    assert all(each["reasons"] for each in theorems)
+
+
+def test_remark_5_5_on_the_same_samples():
+    measured = fit(ConvergenceCertificate(on_error="raise"), Regression(paper_network(8, 1, 1.0)), samples(6))
+    assert measured["ntk_mean_grad_norm_sq"] >= measured["ntk_mean_grad_norm_sq_bound"] > 0
+
+
+def test_the_table_is_printed_at_fit_start(monkeypatch):
+    printed = []
+    monkeypatch.setattr("lightning_normtheory.callbacks.output.messages.rank_zero_info", printed.append)
+    fit(ConvergenceCertificate(), Regression(paper_network(8, 1, 1.0)), samples(6), epochs=2)
+    (text,) = [text for text in printed if "WN, Theorem 5.1 (optimisation)              applies" in text]
+    assert text == printed[0]
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_bound_and_gap_are_those_of_the_theory_floor():
+    data, unseen = samples(), samples(40, seed=1)
+    module = Regression(paper_network(8, 2, 1.0))
+    measured = fit(RademacherBound(on_error="raise", delta=0.1), module, data, unseen)
+    problem = network_problem(module.net, *data, square)
+    expected = generalization_bound(problem.complexity, problem.loss, n=24, x_norm=problem.x_norm, delta=0.1)
+    assert measured["rademacher_bound"] == pytest.approx(expected.rademacher, rel=1e-9)
+    assert measured["generalization_bound"] == pytest.approx(expected.value, rel=1e-9)
+    assert measured["generalization_bound_fixed_radii"] == pytest.approx(expected.fixed, rel=1e-9)
+    train, validation = (float(square(module.net(x), y).detach()) for x, y in (data, unseen))
+    assert measured["generalization_gap"] == pytest.approx(validation - train, rel=1e-9)
+    assert measured["population_loss_bound"] == pytest.approx(train + expected.value, rel=1e-9)
+    assert measured["generalization_bound_vacuous"] == 1
+
+
+def test_a_bound_that_says_something():
+    """A linear function that fits many samples: less than the loss of no function at all."""
+    net = nn.Linear(3, 1, bias=False).double()
+    net.weight.data = torch.tensor([[0.3, 0.4, 0.0]], dtype=torch.float64)
+    x = samples(200_000)[0]
+    measured = fit(RademacherBound(on_error="raise"), Regression(net), (x, net(x).detach() + 0.01))
+    assert measured["generalization_bound_vacuous"] == 0
+    assert measured["population_loss_bound"] < 0.25 / 3  # E(w·x)² of unit vectors in three dimensions
+
+
+def test_given_norm_and_arguments():
+    measured = fit(RademacherBound(x_norm=10.0), Regression(paper_network(8, 1, 1.0)), samples())
+    assert measured["rademacher_x_norm"] == 10
+    for wrong in ({"delta": 0.0}, {"delta": 1.0}, {"x_norm": -1.0}, {"x_norm": math.nan}):
+        with pytest.raises(ValueError, match="Expected"):
+            RademacherBound(**wrong)
+
+
+def test_a_network_without_bound_logs_nan_and_says_why_once():
+    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1)).double()
+    with pytest.warns(UserWarning, match="layer_norm") as caught:
+        measured = fit(RademacherBound(on_error="raise"), Regression(net), samples(), samples(8, seed=1))
+    assert math.isnan(measured["rademacher_bound"])
+    assert math.isfinite(measured["generalization_gap"])
+    assert "generalization_bound" not in measured
+    assert sum("rademacher_bound" in str(w.message) for w in caught) == 1
+
+
+def test_another_loss_has_a_complexity_and_no_bound():
+    module = Regression(paper_network(8, 1, 1.0), loss=lambda f, y: (f - y).abs().mean())
+    with pytest.warns(UserWarning, match="no generalization bound"):
+        measured = fit(RademacherBound(on_error="raise"), module, samples())
+    assert math.isfinite(measured["rademacher_bound"])
+    assert "generalization_bound" not in measured
+
+
+# -- BatchNorm ---------------------------------------------------------------------------------------------------------
+
+
+def test_margins_and_displacements_of_the_papers_network():
+    data, net = two_classes(), two_layers()
+    form = batchnorm_form(net, data[0], net(data[0]))
+    expected = [batchnorm_margin(f, data[1][:, 0]).value / math.sqrt(32) for f in (form.features_a, form.features_c)]
+    start = net[0].weight.detach().clone()
+    module = Regression(net, loss=nn.functional.binary_cross_entropy_with_logits)
+    measured = fit(NormTheory(on_error="raise"), module, data)
+    assert measured["batchnorm_gamma_a"] == pytest.approx(expected[0], rel=1e-6)
+    assert measured["batchnorm_gamma_c"] == pytest.approx(expected[1], rel=1e-6)
+    assert measured["batchnorm_displacement_v"] == pytest.approx(
+        float((net[0].weight.detach() - start).norm()), rel=1e-6
+    )
+    assert measured["rademacher_bound"] > 0
+    assert measured["batchnorm_width_ok"] == 0
+    assert "batchnorm_error_bound" not in measured
+    (reason,) = header()["theorems"][4]["reasons"]
+    assert "the width is 32" in reason
+
+
+def test_the_corrected_lemma_bounds_the_papers_network():
+    """Where the form holds, the bound is BN's, corrected, for n samples as long as the longest."""
+    from lightning_normtheory import batchnorm_rademacher
+
+    data, net = two_classes(), two_layers()
+    net[1].bias.requires_grad_(False)
+    start = net[0].weight.detach().clone()
+    measured = fit(RademacherBound(on_error="raise"), Regression(net), data)
+    net.train()
+    form = batchnorm_form(net, data[0], net(data[0]))
+    expected = batchnorm_rademacher(form.a, form.c, form.v, start, form.x_centered, form.factors, n=24)
+    assert measured["rademacher_bound"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_epsilon_of_every_batchnorm():
+    trainer([BatchNormTheory(on_error="raise")], max_epochs=1).fit(Classifier("bn"), loader())
+    (row,) = rows().values()
+    assert row["normtheory/batchnorm_epsilon"] == row["normtheory_layers/batchnorm_epsilon__net_1"] > 0
+
+
+def test_norm_theory_says_nothing_of_what_is_not_there(recwarn):
+    fit(NormTheory(on_error="raise"), Regression(paper_network(8, 1, 1.0)), samples(), epochs=1)
+    assert not any("leaves out" in str(w.message) for w in recwarn)
+
+
+@pytest.mark.parametrize("net", [lambda: paper_network(8, 2, 1.0), rsc_network, two_layers], ids=["wn", "rsc", "bn"])
+def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one(tmp_path, net):
+    def run(folder, epochs, ckpt=None):
+        torch.manual_seed(1)
+        module = Regression(net())
+        made = trainer([NormTheory(on_error="raise")], max_epochs=epochs, default_root_dir=folder)
+        made.fit(module, DataLoader(TensorDataset(*samples()), 24), ckpt_path=ckpt)
+        made.save_checkpoint(folder / "last.ckpt")
+        return rows(folder)
+
+    whole = run(tmp_path / "whole", 4)
+    run(tmp_path / "half", 2)
+    resumed = run(tmp_path / "rest", 4, tmp_path / "half" / "last.ckpt")
+    for epoch in (2, 3):
+        for name, value in whole[epoch].items():
+            if "seconds" not in name:
+                assert resumed[epoch][name] == pytest.approx(value, rel=1e-12, nan_ok=True), name
+
+
+def test_theorems_are_looked_for_again_after_a_start_without_a_loss():
+    """A first epoch whose loss is no number must not settle the table, nor the header, for the whole run."""
+
+    class Late(Classifier):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * math.nan if self.current_epoch == 0 else loss
+
+        def on_after_backward(self):
+            for p in self.parameters():
+                p.grad.nan_to_num_()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer([ConvergenceCertificate()], max_epochs=3).fit(Late("wn"), loader())
+    (path,) = Path().rglob("normtheory.jsonl")
+    (history,) = read_histories(path)
+    reasons = {row.theorem: " ".join(row.reasons) for row in history.theorems}
+    assert reasons["WN, Theorem 5.1 (optimisation)"] == "the loss is a cross entropy, not the square loss"

@@ -1,0 +1,117 @@
+"""The command in this process: where it finds names and options, and what it hands on."""
+
+import sys
+
+import pytest
+import yaml
+
+from lightning_normtheory.recipes.cli import main, run
+from lightning_normtheory.recipes.sweeps import sweep
+
+from support.cli_cases import refusal
+
+
+@pytest.fixture
+def handed_on(monkeypatch):
+    """What the command would train: name and options."""
+    calls = []
+    monkeypatch.setattr(run, "fit", lambda name, options: calls.append((name, options)))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ("quickstart", []),
+        ("quickstart --trainer.max_epochs 5", ["--trainer.max_epochs=5"]),
+        ("--trainer.max_epochs 5 quickstart", ["--trainer.max_epochs=5"]),
+        ("--a.x 5 quickstart --b.y=6 --a.x 7", ["--a.x=5", "--b.y=6", "--a.x=7"]),
+        ("--trainer.logger.project quickstart quickstart", ["--trainer.logger.project=quickstart"]),
+        ("--trainer.max_steps -1 quickstart", ["--trainer.max_steps=-1"]),
+        (
+            "--trainer.callbacks+=A quickstart --trainer.callbacks.x=1",
+            ["--trainer.callbacks+=A", "--trainer.callbacks.x=1"],
+        ),
+        ("-c mine.yaml quickstart", ["--config=mine.yaml"]),
+        ("--print_config quickstart", ["--print_config"]),
+        ("--print_config=skip_null quickstart", ["--print_config=skip_null"]),
+        ("quickstart -h", ["--help"]),
+        ("--help quickstart", ["--help"]),
+        ("quickstart --model.help", ["--model.help"]),
+        ("quickstart --model.link a=b", ["--model.link=a=b"]),
+    ],
+)
+def test_options_stand_before_or_behind_the_name(arguments, options, handed_on):
+    before = list(sys.argv)
+    assert main(["run", *arguments.split()]) == 0
+    assert handed_on == [("quickstart", options)]
+    assert sys.argv == before  # Lightning starts further processes with it
+
+
+def test_there_is_one_name(handed_on, capsys):
+    assert "unrecognized arguments: another" in refusal(capsys, "run", "quickstart", "another")
+    assert handed_on == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "quickstart --grid model.width=1,2 model.depth=3",
+        "quickstart --grid model.width=1,2 --grid model.depth=3",
+        "--grid model.width=1,2 --grid model.depth=3 quickstart",
+        "--grid model.width=1,2 quickstart --grid model.depth=3",
+    ],
+)
+def test_a_grid_of_several_options(arguments, swept):
+    assert main(["sweep", *arguments.split()]) == 0
+    grid = {"model.width": ["1", "2"], "model.depth": ["3"]}
+    assert swept == [("quickstart", grid, None, 1, [], "normtheory_runs")]
+
+
+def test_a_sweep_hands_on_what_it_is_told(swept):
+    arguments = "--seeds 3 --trainer.max_epochs 2 quickstart --jobs 2 --output there --data.limit=9"
+    assert main(["sweep", *arguments.split()]) == 0
+    # an empty grid is the recipe's
+    assert swept == [("quickstart", {}, 3, 2, ["--trainer.max_epochs=2", "--data.limit=9"], "there")]
+
+
+def test_the_exit_code_of_a_sweep(monkeypatch):
+    monkeypatch.setattr(sweep, "sweep", lambda *arguments: 130)
+    assert main(["sweep", "quickstart"]) == 130
+
+
+def test_a_sweep_of_wandb_runs_nothing(swept, tmp_path, capsys):
+    path = tmp_path / "w.yaml"
+    assert main(["sweep", "quickstart", "--grid", "model.width=1,2", "--seeds", "2", "--wandb-file", str(path)]) == 0
+    assert swept == []
+    assert yaml.safe_load(path.read_text())["parameters"]["model.width"] == {"values": [1, 2]}
+    assert f"wandb sweep {path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "package"), [("list", "rich"), ("run quickstart", "jsonargparse")])
+def test_without_the_extra_its_name_is_said(monkeypatch, capsys, command, package):
+    """As after a plain pip install: None in sys.modules is a module that cannot be found."""
+    for name in [
+        name for name in sys.modules if name == package or name.startswith((f"{package}.", "pytorch_lightning.cli"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "lightning_normtheory.recipes.cli.run", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(command.split()) == 2
+    assert f'needs {package}: pip install -e ".[recipes]"' in capsys.readouterr().err
+
+
+def test_a_misspelt_option_of_the_dashboard_is_refused_before_a_missing_one(capsys):
+    with pytest.raises(SystemExit):
+        main(["dashboard", "--projct", "demo"])
+    assert "--projct" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["dashboard"])
+    assert "--project P" in capsys.readouterr().err
+
+
+def test_the_specification_of_the_dashboard_is_printed(capsys):
+    assert main(["dashboard", "--project", "demo", "--dry-run"]) == 0
+    assert '"normtheory/hessian_lambda_max"' in capsys.readouterr().out
+    assert main(["dashboard", "--project", "demo", "--dry-run", "--prefix", "a/b"]) == 2
+    assert "prefix of a callback" in capsys.readouterr().err

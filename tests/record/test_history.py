@@ -1,0 +1,143 @@
+"""A run as its file tells it."""
+
+import json
+
+import pytest
+
+from lightning_normtheory.callbacks import ConvergenceCertificate, MinWeightNorm, NormTheory, RSCRatio
+from lightning_normtheory.callbacks.output import run_file
+from lightning_normtheory.callbacks.output.fit_end import layers
+from lightning_normtheory.record import jsonl
+from lightning_normtheory.record.history import History, read_histories
+
+from support.lit import Classifier, loader, trainer
+
+
+def line(epoch, **metrics):
+    named = {f"normtheory/{name}": value for name, value in metrics.items()}
+    return {"epoch": epoch, "step": 10 * epoch, "time": 0.5, "metrics": named, "user_metrics": {}}
+
+
+def head(**settings):
+    return {"run": "demo/1", "versions": {"torch": "2"}, "settings": {"prefix": "normtheory", **settings}}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "normtheory.jsonl"
+
+
+def test_every_callback_has_its_header_and_rows_of_an_epoch_are_one(tmp_path, path):
+    callbacks = [MinWeightNorm(), RSCRatio(probe=20), ConvergenceCertificate(probe=30)]
+    run = trainer(callbacks, default_root_dir=tmp_path, max_epochs=3)
+    run.fit(Classifier("wn"), loader())
+    (history,) = read_histories(run_file.folder(run) / "normtheory.jsonl")
+    assert [settings["callback"] for settings in history.settings] == [
+        "MinWeightNorm",
+        "RSCRatio",
+        "ConvergenceCertificate",
+    ]
+    assert [settings["probe"] for settings in history.settings][1:] == [20, 30]
+    assert [row.epoch for row in history.rows] == [0, 1, 2]
+    assert all(
+        {"min_weight_norm", "rsc_ratio", "certificate_rate_measured"} <= row.metrics.keys() for row in history.rows
+    )
+    assert {status.verdict for status in history.theorems}
+    assert "train_loss" in history.rows[0].users
+    assert not any(name.startswith("normtheory") for row in history.rows for name in row.users)
+
+
+def test_two_prefixes_are_two_histories(tmp_path):
+    callbacks = [RSCRatio(probe=20), RSCRatio(probe=40, prefix="more")]
+    run = trainer(callbacks, default_root_dir=tmp_path, max_epochs=1)
+    run.fit(Classifier("wn"), loader())
+    first, second = read_histories(run_file.folder(run) / "normtheory.jsonl")
+    assert (first.prefix, second.prefix) == ("normtheory", "more")
+    assert first.settings[0]["probe"] == 20
+    assert second.settings[0]["probe"] == 40
+    assert first.last("loss") != second.last("loss")
+
+
+def test_a_header_is_written_once_and_again_when_it_changes(path):
+    for epoch in range(3):
+        jsonl.append(path, head(probe=8), line(epoch), first=epoch == 0)
+    jsonl.append(path, head(probe=8), line(3))  # a resumed run
+    jsonl.append(path, head(probe=16), line(4))  # and one with other settings
+    kinds = ["schema" if "schema" in json.loads(text) else "row" for text in path.read_text().splitlines()]
+    assert kinds == ["schema", "row", "row", "row", "row", "schema", "row"]
+    (history,) = read_histories(path)
+    assert history.settings == [head(probe=16)["settings"]]
+
+
+def test_a_file_that_was_deleted_begins_with_a_header_again(path):
+    jsonl.append(path, head(), line(0))
+    path.unlink()
+    jsonl.append(path, head(), line(1), first=False)
+    assert "schema" in json.loads(path.read_text().splitlines()[0])
+
+
+def test_a_row_that_a_kill_cut_short_is_lost_alone(path):
+    jsonl.append(path, head(), line(0, loss=1.0))
+    jsonl.append(path, head(), line(1, loss=0.5))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert read_histories(path)[0].series("loss") == {0: 1.0}
+    jsonl.append(path, head(), line(1, loss=0.25))
+    assert read_histories(path)[0].series("loss") == {0: 1.0, 1: 0.25}
+
+
+def test_the_last_value_of_an_epoch_counts(path):
+    for value in (1.0, 2.0):
+        jsonl.append(path, head(), line(0, loss=value))
+    assert read_histories(path)[0].series("loss") == {0: 2.0}
+    assert read_histories(path)[0].last("loss") == 2.0
+
+
+def test_lines_of_something_else_are_passed_over(path):
+    path.write_text('[1, 2]\n"text"\n17\nnot json\n')
+    jsonl.append(path, head(), line(0, loss=1.0))
+    assert read_histories(path)[0].series("loss") == {0: 1.0}
+
+
+def test_another_file_is_refused(path):
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(ValueError, match=r"Expected the normtheory\.jsonl of a run"):
+        read_histories(path)
+
+
+def test_a_layer_is_a_row(tmp_path):
+    run = trainer([NormTheory(probe=16)], default_root_dir=tmp_path, max_epochs=1)
+    run.fit(Classifier("wn"), loader())
+    (history,) = read_histories(run_file.folder(run) / "normtheory.jsonl")
+    found = layers(history)
+    assert set(found["net_0"]) >= {"weight_norm", "ntk_share", "ntk_direction_share", "ntk_length_share"}
+    assert found["net_0"]["weight_norm"] == history.last("min_weight_norm")
+
+
+def test_a_history_of_nothing(path):
+    empty = History(path, "demo", "normtheory")
+    assert empty.names() == []
+    assert empty.series("loss") == {}
+
+
+def test_what_several_callbacks_took_is_the_sum_and_a_repetition_is_not_added(path):
+    for value in (1.0, 2.0):  # the second time after a resume
+        jsonl.append(path, head(), line(0, rsc_ratio=1.0, seconds=value))
+        jsonl.append(path, head(), line(0, min_weight_norm=1.0, seconds=10 * value))
+    assert read_histories(path)[0].last("seconds") == 22.0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"epoch": 0}',
+        '{"epoch": 1, "metrics": {"normtheory/loss": null}}',
+        '{"epoch": "x"}',
+        '{"epoch": 1, "metrics": 3}',
+    ],
+)
+def test_a_row_of_another_form_harms_no_other(path, row):
+    jsonl.append(path, head(), line(0, loss=1.0))
+    with path.open("a") as file:
+        file.write(row + "\n")
+    jsonl.append(path, head(), line(2, loss=0.5))
+    assert read_histories(path)[0].series("loss") == {0: 1.0, 2: 0.5}

@@ -1,0 +1,118 @@
+"""Where memory runs out: less at once, and the same numbers; then, and only then, nothing."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_normtheory import empirical_ntk
+from lightning_normtheory.callbacks import HessianTopEigenvalue, NTKLeastEigenvalue, RSCRatio
+from lightning_normtheory.measuring.memory import is_out_of_memory
+
+from support.lit import Classifier, loader, rows, trainer
+from support.models import MODELS
+
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8."
+ERRORS = {
+    "device": lambda: torch.cuda.OutOfMemoryError("CUDA out of memory"),
+    "python": MemoryError,
+    "allocator": lambda: RuntimeError(ALLOCATOR),
+}
+
+
+class Limited(nn.Module):
+    """A model that has memory for so many samples at once, when it is to be differentiated."""
+
+    def __init__(self, net: nn.Module, samples: int, error: str = "device", always: bool = False):
+        super().__init__()
+        self.net, self.samples, self.error, self.always = net, samples, error, always
+        self.largest = 0
+
+    def forward(self, x):
+        if len(x) > self.samples and (self.always or torch.is_grad_enabled()):
+            raise ERRORS[self.error]()
+        self.largest = max(self.largest, len(x))
+        return self.net(x)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_it_is_recognised_by_whatever_name(error):
+    assert is_out_of_memory(ERRORS[error]())
+
+
+def test_other_errors_are_not_taken_for_it():
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(OSError(12, "Cannot allocate memory"))
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("outputs", ["full", "trace", "sum"])
+def test_the_kernel_in_smaller_portions_is_the_same(error, outputs):
+    model = MODELS["wn-parametrized-dim-0"]
+    net, (x, _) = model.make().double(), model.data(16)
+    limited = empirical_ntk(Limited(net, 2, error), x, outputs=outputs)
+    whole = empirical_ntk(net, x, outputs=outputs)
+    for part in ("kernel", "direction", "length", "rest"):
+        torch.testing.assert_close(getattr(limited, part), getattr(whole, part), rtol=1e-12, atol=1e-12)
+
+
+def test_a_kernel_that_fits_in_no_portion_fails():
+    model = MODELS["wn-parametrized-dim-0"]
+    net, (x, _) = model.make().double(), model.data(64)
+    with pytest.raises(MemoryError):
+        empirical_ntk(Limited(net, 1, "python"), x)
+
+
+class Narrow(Classifier):
+    """Has memory for three samples at once, when a gradient is asked for, once it trains."""
+
+    def __init__(self, net="wn", samples=3, always=False):
+        torch.manual_seed(0)
+        super().__init__(net, lr=0.0)
+        self.net = Limited(self.net, 10**6, always=always)
+        self.limit = samples
+
+    def on_train_epoch_end(self):
+        self.net.samples = 10**6
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.is_last_batch:
+            self.net.samples = self.limit
+
+
+METRICS = {
+    RSCRatio: "normtheory/rsc_ratio",
+    HessianTopEigenvalue: "normtheory/hessian_lambda_max",
+    NTKLeastEigenvalue: "normtheory/ntk_lambda_min",
+}
+
+
+def measured(folder, callback, module, **arguments):
+    fit = trainer([callback(probe=40, **arguments)], max_epochs=1, default_root_dir=folder)
+    fit.fit(module, loader(40, 8, shuffle=False))
+    return rows(folder)[0][METRICS[callback]]
+
+
+@pytest.mark.parametrize("callback", METRICS)
+@pytest.mark.parametrize("always", [False, True], ids=["gradients", "values, too"])
+def test_a_diagnostic_in_smaller_batches_gives_the_same_number(callback, always, tmp_path):
+    little = measured(tmp_path / "little", callback, Narrow(always=always), on_error="raise")
+    enough = measured(tmp_path / "enough", callback, Narrow(samples=10**6), on_error="raise")
+    assert little == pytest.approx(enough, rel=1e-5)
+
+
+@pytest.mark.parametrize("callback", [RSCRatio, HessianTopEigenvalue])
+@pytest.mark.parametrize("reason", ["batch statistics", "not for one sample", "samples that see each other"])
+def test_what_cannot_be_cut_is_nan_and_training_goes_on(callback, reason, tmp_path):
+    class Contrastive(Narrow):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) + self(batch[0]).var(0).sum()
+
+    module = {
+        "batch statistics": lambda: Narrow("bn"),
+        "not for one sample": lambda: Narrow(samples=0, always=True),
+        "samples that see each other": Contrastive,
+    }[reason]()
+    with pytest.warns(UserWarning, match="OutOfMemoryError: CUDA out of memory"):
+        assert math.isnan(measured(tmp_path, callback, module))

@@ -1,0 +1,165 @@
+"""What is particular to several processes: predictors, streams, steps that wait, and what fails in one of them."""
+
+import math
+import warnings
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, RSCRatio
+
+from support.lit import Classifier, Stream, loader, rows, tensors, trainer
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot distribute")
+
+
+class StandingStill(Classifier):
+    """A learning rate of zero: the weights, and so the numbers, do not depend on how the data are shared out."""
+
+    def __init__(self, net):
+        torch.manual_seed(0)
+        super().__init__(net, lr=0.0)
+
+
+def test_the_curvature_in_two_processes_is_that_of_one(tmp_path):
+    data = DataLoader(
+        TensorDataset(tensors(40)[0].double(), tensors(40)[1]), 8
+    )  # three batches for one, two for the other
+    measured = {}
+    for devices in (1, 2):
+        callback = HessianTopEigenvalue(
+            method="lanczos", memory="low", predictor_samples=16, batch_stats=False, on_error="raise"
+        )
+        strategy = {"strategy": "ddp_fork", "devices": devices} if devices > 1 else {}
+        folder = tmp_path / str(devices)
+        trainer([callback], max_epochs=2, default_root_dir=folder, **strategy).fit(StandingStill("wn").double(), data)
+        measured[devices] = rows(folder)[1]
+    for name, value in measured[1].items():
+        if "seconds" not in name:
+            assert measured[2][name] == pytest.approx(value, rel=1e-9), name
+
+
+class LossFailsOnRankOne:
+    """Not in the trial at the start, and not in the first batch that is measured."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, module, batch):
+        self.calls += 1
+        if self.calls > 2 and module.global_rank == 1:
+            raise RuntimeError("only here")
+        return torch.nn.functional.cross_entropy(module(batch[0]), batch[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_product_that_fails_in_one_process_is_a_nan_in_both_and_no_deadlock(tmp_path):
+    callback = HessianTopEigenvalue(loss=LossFailsOnRankOne())
+    fit = trainer([callback], max_epochs=2, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+    fit.fit(StandingStill("wn"), loader(48))
+    assert [math.isnan(row["normtheory/hessian_lambda_max"]) for row in rows(tmp_path).values()] == [True, True]
+
+
+class FailsOnRankOne:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, module, batch):
+        self.calls += 1
+        if self.calls > 1 and module.global_rank == 1:
+            raise RuntimeError("only here")
+        return module(batch[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_failure_in_one_process_is_a_nan_in_both_and_no_deadlock(tmp_path):
+    callback = RSCRatio(predict=FailsOnRankOne())
+    fit = trainer([callback], max_epochs=2, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+    fit.fit(StandingStill("wn"), loader())
+    assert [math.isnan(row["normtheory/rsc_ratio"]) for row in rows(tmp_path).values()] == [True, True]
+
+
+def test_an_iterable_dataset_in_two_processes(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        callback = RSCRatio(on_error="raise", probe=20)
+        fit = trainer([callback], max_epochs=1, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+        fit.fit(StandingStill("wn"), DataLoader(Stream(), 5))
+    assert math.isfinite(rows(tmp_path)[0]["normtheory/rsc_ratio"])
+
+
+def test_an_iterable_dataset_in_two_processes_resumes(tmp_path):
+    def run(folder, epochs, checkpoint=None):
+        strategy = {"strategy": "ddp_fork", "devices": 2, "default_root_dir": tmp_path / folder}
+        save = pl.callbacks.ModelCheckpoint(tmp_path / folder, save_last=True)
+        callbacks = [RSCRatio(on_error="raise", probe=20), save]
+        fit = trainer(callbacks, max_epochs=epochs, enable_checkpointing=True, **strategy)
+        fit.fit(StandingStill("wn"), DataLoader(ByRank(), 5), ckpt_path=checkpoint)
+        return rows(tmp_path / folder)
+
+    first = run("first", 1)
+    resumed = run("second", 2, tmp_path / "first" / "last.ckpt")
+    # nothing is learned: the same samples give the same number
+    assert resumed[1]["normtheory/rsc_ratio"] == pytest.approx(first[0]["normtheory/rsc_ratio"], rel=1e-12)
+
+
+class ByRank(Stream):
+    """Every process has samples of its own."""
+
+    def __iter__(self):
+        rank = torch.distributed.get_rank()
+        return iter(list(zip(self.x, self.y))[rank * 25 : rank * 25 + 25])
+
+
+class Waiting(StandingStill):
+    """A step in which the processes wait for each other."""
+
+    def training_step(self, batch, batch_idx):
+        torch.distributed.all_reduce(torch.ones(1))
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_step_that_waits_for_the_other_process(tmp_path):
+    callback = RSCRatio(on_error="raise", probe=24)  # three batches of eight for two processes
+    fit = trainer([callback], max_epochs=1, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+    fit.fit(Waiting("wn"), loader(48))
+    assert math.isfinite(rows(tmp_path)[0]["normtheory/rsc_ratio"])
+
+
+class FailsToReadOnRankOne(TensorDataset):
+    def __getitem__(self, index):
+        if torch.distributed.get_rank() == 1 and torch.utils.data.get_worker_info() is None:
+            raise RuntimeError("only in workers")
+        return super().__getitem__(index)
+
+
+def test_a_dataset_that_one_process_cannot_read(tmp_path):
+    callback = RSCRatio(on_error="raise", probe=16)
+    fit = trainer([callback], max_epochs=1, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit.fit(StandingStill("wn"), DataLoader(FailsToReadOnRankOne(*tensors(48)), 8, num_workers=1))
+    assert math.isfinite(rows(tmp_path)[0]["normtheory/rsc_ratio"])
+
+
+class Fingerprint(pl.Callback):
+    """Writes the weights that the first process ends with."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_end(self, trainer, pl_module):
+        if trainer.is_global_zero:
+            torch.save(pl_module.state_dict(), self.path)
+
+
+def test_training_in_two_processes_is_not_disturbed(tmp_path):
+    for name, ours in (("bare", []), ("watched", [NormTheory(on_error="raise")])):
+        pl.seed_everything(0)
+        callbacks = [*ours, Fingerprint(tmp_path / name)]
+        fit = trainer(callbacks, max_epochs=2, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+        fit.fit(Classifier("bn-dropout"), loader(48))
+    bare, watched = (torch.load(tmp_path / name, weights_only=True) for name in ("bare", "watched"))
+    assert all(torch.equal(bare[key], watched[key]) for key in bare)

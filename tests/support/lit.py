@@ -1,0 +1,117 @@
+"""Lightning modules, data and helpers for the tests of the callbacks."""
+
+import random
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from lightning_normtheory.record import jsonl
+
+FEATURES, CLASSES = 6, 3
+
+
+def nets():
+    """The networks that the callbacks are tried on, as functions that build them."""
+    hook = torch.nn.utils.weight_norm
+    return {
+        "wn": lambda: nn.Sequential(weight_norm(nn.Linear(FEATURES, 8)), nn.Tanh(), nn.Linear(8, CLASSES)),
+        "wn-hook": lambda: nn.Sequential(hook(nn.Linear(FEATURES, 8)), nn.Tanh(), hook(nn.Linear(8, CLASSES))),
+        "bn": lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)),
+        "bn-dropout": lambda: nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
+        ),
+        "plain": lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
+    }
+
+
+class Classifier(pl.LightningModule):
+    """Cross entropy on whatever network, Adam, and nothing else."""
+
+    def __init__(self, net="bn", lr=0.05):
+        super().__init__()
+        self.net = nets()[net]()
+        self.lr = lr
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self(x), y)
+        self.log("train_loss", loss, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), self.lr)
+
+
+def tensors(n=50, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, FEATURES, generator=generator), torch.randint(0, CLASSES, (n,), generator=generator)
+
+
+def loader(n=50, batch_size=8, **kwargs):
+    return DataLoader(TensorDataset(*tensors(n)), batch_size, **{"shuffle": True, **kwargs})
+
+
+class Augmented(Dataset):
+    """Adds noise from every global generator and from generators of its own, and counts what it was asked for."""
+
+    def __init__(self, n=50):
+        self.x, self.y = tensors(n)
+        self.own = {"numpy": np.random.default_rng(1), "python": random.Random(1), "torch": torch.Generator()}
+        self.asked: list[int] = []
+        self.cache: dict[int, torch.Tensor] = {}
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        self.asked.append(i)
+        noise = torch.rand(1) + float(np.random.rand()) + random.random()
+        own = self.own["numpy"].random() + self.own["python"].random() + torch.rand(1, generator=self.own["torch"])
+        x = self.cache.setdefault(i, self.x[i].clone())
+        return x + 0.1 * (noise + own).float(), self.y[i]
+
+
+class Stream(IterableDataset):
+    """An endless-looking source that draws from the global generator."""
+
+    def __init__(self, n=50):
+        self.x, self.y = tensors(n)
+
+    def __iter__(self):
+        for x, y in zip(self.x, self.y):
+            yield x + 0.1 * torch.rand(1), y
+
+
+def trainer(callbacks=(), package=pl, **kwargs):
+    defaults = {
+        "max_epochs": 3,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "devices": 1,
+    }
+    return package.Trainer(callbacks=list(callbacks), **{**defaults, **kwargs})
+
+
+def rows(folder="."):
+    """The merged rows of the only JSON Lines file below a folder, by epoch."""
+    from pathlib import Path
+
+    (path,) = Path(folder).rglob("normtheory.jsonl")
+    merged: dict[int, dict] = {}
+    for line in jsonl.read(path):
+        if "epoch" in line:
+            merged.setdefault(line["epoch"], {}).update(line["metrics"])
+    return merged

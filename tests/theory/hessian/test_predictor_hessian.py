@@ -1,0 +1,136 @@
+"""‖∇²f(θ; x_i)‖₂ against dense Hessians of single outputs."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_normtheory.hessian.predictor as module
+from lightning_normtheory import predictor_hessian_norm
+from lightning_normtheory.hessian.predictor import predictor_hessian
+
+from support.models import MODELS, Graph, freeze
+from support.oracles import difference_hessian
+
+TABLE = pytest.mark.parametrize("name", MODELS)
+N = 2
+
+
+def reference(model, x, *, coupled=False) -> torch.Tensor:
+    """(n,), from differences of exact gradients of each output of each sample."""
+    norms = torch.zeros(len(x), dtype=torch.float64)
+    k = model(x)[0].numel()
+    for i in range(len(x)):
+        for h in range(k):
+            if coupled:
+                hessian = difference_hessian(model, lambda out, _, i=i, h=h: out.reshape(len(x), k)[i, h], [(x, x)])
+            else:
+                hessian = difference_hessian(model, lambda out, _, h=h: out.reshape(-1)[h], [(x[i : i + 1], x)])
+            norms[i] = torch.maximum(norms[i], torch.linalg.eigvalsh(hessian).abs().max())
+    return norms
+
+
+@TABLE
+def test_table(name):
+    case = MODELS[name]
+    model, x = case.make().eval(), case.data(N)[0]
+    norms = predictor_hessian_norm(model, x, tol=1e-4)
+    torch.testing.assert_close(norms, reference(model, x), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bn", "bn-residual"])
+def test_batch_statistics_couple_the_samples(name):
+    case = MODELS[name]
+    model, x = case.make().train(), case.data(N)[0]
+    expected = reference(case.make().train(), x, coupled=True)
+    torch.testing.assert_close(predictor_hessian_norm(model, x, tol=1e-4), expected, rtol=1e-6, atol=0)
+    running = predictor_hessian_norm(model, x, tol=1e-4, batch_stats=False)
+    torch.testing.assert_close(running, reference(case.make().eval(), x), rtol=1e-6, atol=0)
+    assert (running - expected).abs().max() > 1e-2
+
+
+def test_samples_that_see_each_other_in_another_way():
+    model = Graph(lambda m, x: m.layer(x - x.mean(0)).tanh(), layer=nn.Linear(4, 2)).double()
+    x = MODELS["mlp"].data(N)[0]
+    torch.testing.assert_close(
+        predictor_hessian_norm(model, x, tol=1e-4), reference(model, x, coupled=True), rtol=1e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize("pairs_at_once", [1, 2, 5])
+def test_chunks_do_not_matter(monkeypatch, pairs_at_once):
+    case = MODELS["wn-hook-dim-0"]
+    model, x = case.make(), case.data(N)[0]
+    expected = predictor_hessian(model, x)
+    size = sum(p.numel() for p in model.parameters())
+    monkeypatch.setattr(module, "_BYTES", pairs_at_once * (module._BASIS + module._BETWEEN) * size * 8)
+    actual = predictor_hessian(model, x)
+    torch.testing.assert_close(actual.norms, expected.norms, rtol=1e-12, atol=0)
+    assert actual.hvps == expected.hvps
+
+
+def test_one_by_one_gives_the_same(monkeypatch):
+    case = MODELS["wn-parametrized-dim-1"]
+    model, x = case.make(), case.data(N)[0]
+    expected = predictor_hessian(model, x)
+
+    def no_batching_rule(*args):
+        raise RuntimeError("Batching rule not implemented")
+
+    monkeypatch.setattr(module, "vmap", no_batching_rule)
+    actual = predictor_hessian(model, x)
+    torch.testing.assert_close(actual.norms, expected.norms, rtol=1e-9, atol=0)
+    assert actual.hvps == expected.hvps
+
+
+def test_inputs_of_other_forms():
+    model = Graph(lambda m, batch: m.layer(batch["a"] * batch["b"]).tanh(), layer=nn.Linear(4, 2)).double()
+    a, b = MODELS["mlp"].data(N)[0], MODELS["mlp"].data(N, seed=1)[0]
+    plain = Graph(lambda m, x: m.layer(x).tanh(), layer=model.layer)
+    torch.testing.assert_close(predictor_hessian_norm(model, {"a": a, "b": b}), predictor_hessian_norm(plain, a * b))
+
+
+def test_a_predictor_that_is_linear_in_its_parameters_has_no_curvature():
+    model = nn.Sequential(freeze(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3))
+    assert predictor_hessian_norm(model, torch.ones(2, 4)).tolist() == [0.0, 0.0]
+
+
+def test_float32():
+    case = MODELS["conv"]
+    exact = predictor_hessian_norm(case.make(), case.data(N)[0], tol=1e-4)
+    actual = predictor_hessian_norm(case.make(torch.float32), case.data(N, dtype=torch.float32)[0], tol=1e-3)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-4, atol=0)
+
+
+def test_too_small_a_budget_is_admitted():
+    case = MODELS["mlp"]
+    with pytest.warns(UserWarning, match="2 of 2 norms have not met tol=0.0001 within 2 products.*lower bounds"):
+        norms = predictor_hessian_norm(case.make(), case.data(N)[0], tol=1e-4, max_hvps=2)
+    assert (norms < reference(case.make(), case.data(N)[0])).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        predictor_hessian_norm(case.make(), case.data(N)[0])
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="at least one sample"):
+        predictor_hessian_norm(MODELS["mlp"].make(), torch.zeros(0, 4).double())
+    with pytest.raises(ValueError, match="trainable parameter"):
+        predictor_hessian_norm(freeze(MODELS["mlp"].make()), torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("name", ["bn", "wn-hook-dim-0", "wn-parametrized-dim-0", "lstm"])
+def test_nothing_is_changed(name):
+    case = MODELS[name]
+    model, x = case.make(torch.float32).train(), case.data(N, dtype=torch.float32)[0]
+    before = {key: (id(value), value.clone()) for key, value in model.state_dict(keep_vars=True).items()}
+    weights = {key: id(getattr(m, "weight", None)) for key, m in model.named_modules() if "weight" in vars(m)}
+    state = torch.get_rng_state()
+    predictor_hessian_norm(model, x, batch_stats=False)
+    for key, value in model.state_dict(keep_vars=True).items():
+        assert (id(value), torch.equal(value, before[key][1])) == (before[key][0], True)
+    assert {key: id(m.weight) for key, m in model.named_modules() if "weight" in vars(m)} == weights
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(m.training for m in model.modules())

@@ -1,0 +1,150 @@
+"""Power iteration and Lanczos on matrices whose spectrum is known."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lightning_normtheory.hessian.eigenvalues import _COLD_PRODUCTS
+from lightning_normtheory.linalg.eigensolvers import Pair, lanczos, power_iteration
+
+SOLVERS = {"power": power_iteration, "lanczos": lanczos}
+METHODS = pytest.mark.parametrize("method", SOLVERS)
+
+SPECTRA = {
+    "dominant": [10.0, 8.0] + [1.0] * 50,
+    "negative dominates": [-10.0, 5.0, 4.0] + [0.1] * 50,
+    "two negative ones dominate": [-10.0, -9.0, 5.0, 4.0] + [0.1] * 50,
+    "all negative": [-float(i) for i in range(1, 41)],
+    "negative, rank one": [-3.0] + [0.0] * 30,
+    "symmetric about zero": [7.0, -7.0, 3.0, -3.0] + [0.0] * 40,
+    "nearly symmetric": [7.0, -7.01, 3.0, -3.0] + [0.0] * 40,
+    "zero": [0.0] * 20,
+    "one": [4.0],
+    "one, negative": [-4.0],
+    "double": [5.0, 5.0, 1.0] + [0.0] * 20,
+    "bulk and outlier": [3.0, *torch.linspace(-1, 1, 200).tolist()],
+}
+
+
+def matrix(spectrum, seed=0, dtype=torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    q, _ = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), generator=generator, dtype=torch.float64))
+    return (q * torch.tensor(spectrum, dtype=torch.float64) @ q.t()).to(dtype)
+
+
+def solve(method, spectrum, which="algebraic", tol=1e-6, max_products=2000, seed=0, dtype=torch.float64) -> Pair:
+    """The result, after checking what must hold of every result, converged or not."""
+    a = matrix(spectrum, seed, dtype)
+    calls = []
+
+    def product(v):
+        calls.append(None)
+        return a @ v
+
+    start = torch.randn(len(spectrum), generator=torch.Generator().manual_seed(seed + 1), dtype=dtype)
+    pair = SOLVERS[method](product, start, which=which, tol=tol, max_products=max_products)
+    rounding = 100 * torch.finfo(dtype).eps * max(1.0, max(map(abs, spectrum)))
+    assert len(calls) == pair.products <= max_products
+    assert abs(float(pair.vector.norm()) - 1) < rounding
+    assert abs(float((a @ pair.vector - pair.value * pair.vector).norm()) - pair.residual) < rounding
+    assert not pair.converged or pair.residual <= max(tol * abs(pair.value), rounding)
+    # Theorem: some eigenvalue lies within the residual.
+    assert min(abs(pair.value - value) for value in spectrum) <= pair.residual + rounding
+    assert pair.asymmetry <= rounding
+    return pair
+
+
+@METHODS
+@pytest.mark.parametrize("name", SPECTRA)
+def test_both_ends_of_known_spectra(method, name):
+    spectrum = SPECTRA[name]
+    top = solve(method, spectrum)
+    assert top.converged
+    assert top.value == pytest.approx(max(spectrum), rel=1e-6, abs=1e-8)
+    largest = solve(method, spectrum, "magnitude")
+    assert largest.converged
+    assert abs(largest.value) == pytest.approx(max(map(abs, spectrum)), rel=1e-6, abs=1e-8)
+    if name != "bulk and outlier":  # its lower end is too crowded for a residual of 1e-6
+        bottom = solve(method, spectrum, "smallest")
+        assert bottom.converged
+        assert bottom.value == pytest.approx(min(spectrum), rel=1e-6, abs=1e-8)
+
+
+@METHODS
+@pytest.mark.parametrize("name", SPECTRA)
+def test_float32(method, name):
+    top = solve(method, SPECTRA[name], tol=1e-3, dtype=torch.float32)
+    assert top.converged
+    assert top.value == pytest.approx(max(SPECTRA[name]), rel=1e-4, abs=1e-4)
+
+
+@METHODS
+def test_a_budget_that_is_too_small_is_admitted(method):
+    spectrum = torch.linspace(-1, 1, 200).tolist()
+    for budget in (1, 2, 3, 7):
+        pair = solve(method, spectrum, tol=1e-6, max_products=budget)
+        assert (pair.converged, pair.products) == (False, budget)
+        assert pair.value < 1
+        assert pair.residual > 1e-3
+
+
+@pytest.mark.parametrize("basis", [3, 4, 8])
+@pytest.mark.parametrize("which", ["algebraic", "magnitude", "smallest"])
+def test_restarts(basis, which):
+    """A small basis is filled again and again: the answer stays, only the number of products grows."""
+    spectrum = [3.0, -2.5, *torch.linspace(-1, 1, 100).tolist()]
+    a = matrix(spectrum)
+    start = torch.ones(len(spectrum), dtype=torch.float64)
+    pair = lanczos(lambda v: a @ v, start, which=which, tol=1e-6, max_products=500, basis=basis)
+    assert pair.converged
+    assert pair.products > basis
+    assert pair.value == pytest.approx(-2.5 if which == "smallest" else 3.0, rel=1e-9)
+    assert float((a @ pair.vector - pair.value * pair.vector).norm()) == pytest.approx(pair.residual, abs=1e-12)
+
+
+@METHODS
+def test_a_map_that_is_not_symmetric_is_noticed(method):
+    a = matrix(SPECTRA["dominant"])
+    a[0] *= 1.5
+    start = torch.ones(len(a), dtype=torch.float64)
+    pair = SOLVERS[method](lambda v: a @ v, start, which="algebraic", tol=1e-6, max_products=100)
+    assert pair.asymmetry > 0.01
+
+
+def test_lanczos_needs_fewer_products_than_power_iteration():
+    spectrum = [3.0, 2.7, *torch.linspace(-2.5, 2.5, 200).tolist()]
+    assert solve("lanczos", spectrum).products < solve("power", spectrum).products / 2
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    top=st.floats(-5, 5),
+    gap=st.floats(0.3, 5),
+    bulk=st.lists(st.floats(0, 10), min_size=1, max_size=30),
+    method=st.sampled_from(list(SOLVERS)),
+    seed=st.integers(0, 1000),
+)
+def test_the_largest_eigenvalue_of_any_spectrum_with_a_gap(top, gap, bulk, method, seed):
+    spectrum = [top, *(top - gap - below for below in bulk)]
+    assume(abs(top) > 1e-3)
+    pair = solve(method, spectrum, tol=1e-4, seed=seed)
+    assert pair.converged
+    # Kato-Temple: the eigenvalue errs by at most residual²/gap.
+    assert abs(pair.value - top) <= pair.residual**2 / (gap - pair.residual) + 1e-10
+
+
+def test_a_cold_start_along_the_second_eigenvector_finds_the_first():
+    """Three products of Lanczos are deceived by this spectrum with nearly every noise; five, of a cold one, are not."""
+    spectrum = torch.tensor([4.9425, 4.7194, 0.55, 0.426, 0.284, *[0.1] * 7], dtype=torch.float64)
+    gradient = torch.tensor([-0.0063, 0.926, 0.216, -0.143, -0.111, *[0.1] * 7], dtype=torch.float64)
+    deceived = {3: 0, _COLD_PRODUCTS: 0}
+    for seed in range(50):
+        noise = torch.randn(12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        start = gradient / gradient.norm() + 0.3 * noise / noise.norm()
+        for products in deceived:
+            options = {"which": "algebraic", "tol": 1e-2, "max_products": 100, "at_least": products}
+            pair = lanczos(lambda v: spectrum * v, start, **options)
+            deceived[products] += pair.converged and pair.value < 0.97 * 4.9425
+    assert deceived[3] > 40
+    assert deceived[_COLD_PRODUCTS] == 0

@@ -1,0 +1,350 @@
+"""Which layer feeds which BatchNorm, against the definition: doubling a unit changes the input, not the output."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from hypothesis import HealthCheck, Phase, find, given, reject, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_normtheory import feeding_layers, normalized_layers
+
+from support.feeding_nets import NETS, UNDECIDABLE, make
+from support.feeding_parts import Squash, bn, conv, image
+from support.oracles import UndecidedError, layer_names, scale_invariant_pairs
+
+
+def found_pairs(model: nn.Module) -> set[tuple[str, str]]:
+    """By the first name of each weight, as the oracle names them."""
+    first = layer_names(model)
+    return {(first[layer], name) for name, feeding in feeding_layers(model).items() for layer in feeding.layers}
+
+
+NETS_TABLE = pytest.mark.parametrize("net", NETS.values(), ids=NETS.keys())
+
+
+@NETS_TABLE
+def test_the_oracle_agrees_with_the_table(net):
+    assert scale_invariant_pairs(*make(net)) == net.truth
+
+
+@NETS_TABLE
+def test_no_pair_is_invented_and_none_missed(net):
+    found = found_pairs(make(net)[0])
+    assert found <= net.truth
+    if net.complete:
+        assert found == net.truth
+
+
+@pytest.mark.parametrize("net", UNDECIDABLE.values(), ids=UNDECIDABLE.keys())
+def test_known_limits(net, request):
+    model, inputs = make(net)
+    found, truth = found_pairs(model), scale_invariant_pairs(model, inputs)
+    assert truth == net.truth
+    request.applymarker(pytest.mark.xfail(strict=True, reason="No trace without data can tell."))
+    assert found <= truth
+
+
+@NETS_TABLE
+def test_every_batch_norm_is_listed_with_its_layers_or_a_reason(net):
+    model, _ = make(net)
+    feedings = feeding_layers(model)
+    assert list(feedings) == [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    for name, feeding in feedings.items():
+        assert feeding.layers or feeding.unknown
+        assert net.reasons.get(name, "") in feeding.unknown
+
+
+def test_a_cat_with_unnormalised_channels_names_the_layer_and_says_what_is_left():
+    (feeding,) = feeding_layers(NETS["cat with the input"].build()).values()
+    assert feeding.layers == ("a",)
+    assert "argument" in feeding.unknown
+
+
+def test_everything_accounted_for_has_no_unknown():
+    for name in ("conv", "cat", "shared layer behind batch norms", "shared batch norm"):
+        assert all(feeding.unknown == "" for feeding in feeding_layers(NETS[name].build()).values())
+
+
+def test_no_batch_norm():
+    assert feeding_layers(nn.Sequential(nn.Linear(2, 2))) == {}
+    assert feeding_layers(nn.Linear(2, 2)) == {}
+
+
+# --- Published architectures ------------------------------------------------------------------------------------------
+
+# How many BatchNorm inputs are scale-free, counted in the architecture: every convolution is followed by its own
+# BatchNorm, except in DenseNet, where a BatchNorm sees all the features of its block.
+ARCHITECTURES = {"resnet18": 20, "resnet50": 53, "mobilenet_v2": 52, "efficientnet_b0": 49, "densenet121": 649}
+
+
+@pytest.mark.parametrize(("name", "count"), ARCHITECTURES.items())
+def test_published_architectures(name, count):
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None)
+    found = found_pairs(model)
+    assert len(found) == count
+    assert found == scale_invariant_pairs(model, image(3, 32), every_unit=False)
+
+
+# --- Random graphs ----------------------------------------------------------------------------------------------------
+
+ELEMENTWISE = {
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "abs": torch.abs,
+    "dropout": F.dropout,
+    "twice": lambda value: value * 2.0,
+    "minus": lambda value: value * -1.0,
+    "plus": lambda value: value + 0.3,
+}
+POOLS = {
+    "max pool": lambda nd: (nn.MaxPool1d, nn.MaxPool2d)[nd - 1](3, 1, 1),
+    "average pool": lambda nd: (nn.AvgPool1d, nn.AvgPool2d)[nd - 1](1),
+    "padded average pool": lambda nd: (nn.AvgPool1d, nn.AvgPool2d)[nd - 1](3, 1, 1),
+}
+# Lengths of the axes. Positions, a convolution's channels and a Linear's features are never equally many: without data
+# only that tells the (n, positions, features) of a BatchNorm1d from its (n, channels, positions).
+POSITIONS, CHANNELS, FEATURES = 17, 3, 20
+
+
+class Program(nn.Module):
+    """Applies each step to earlier values: a function of the layers and of the values at some positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict()
+        self.steps = []
+        self.shapes = []
+
+    def add(self, function, positions, shape):
+        self.steps.append((function, positions))
+        self.shapes.append(tuple(shape))
+
+    def add_layer(self, layer, position, shape):
+        name = str(len(self.layers))
+        self.layers[name] = layer
+        self.apply_layer(name, position, shape)
+
+    def apply_layer(self, name, position, shape):
+        self.add(lambda layers, value: layers[name](value), [position], shape)
+
+    def forward(self, x):
+        values = [x]
+        for function, positions in self.steps:
+            values.append(function(self.layers, *(values[position] for position in positions)))
+        return values[-1]
+
+
+def add_conv(draw, program, position, shape):
+    kind = (nn.Conv1d, nn.Conv2d)[len(shape) - 2]
+    outputs = draw(st.integers(2, CHANNELS + 1))
+    program.add_layer(kind(shape[0], outputs, 3, padding=1, bias=draw(st.booleans())), position, (outputs, *shape[1:]))
+
+
+def add_linear(draw, program, position, shape):
+    outputs = FEATURES + len(program.layers)
+    program.add_layer(nn.Linear(shape[-1], outputs, bias=draw(st.booleans())), position, (*shape[:-1], outputs))
+
+
+def add_batch_norm(draw, program, position, shape):
+    kind = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d)[len(shape) - 1]
+    program.add_layer(kind(shape[0]), position, shape)
+
+
+def add_elementwise(draw, program, position, shape):
+    function = ELEMENTWISE[draw(st.sampled_from(sorted(ELEMENTWISE)))]
+    program.add(lambda layers, value: function(value), [position], shape)
+
+
+def add_pool(draw, program, position, shape):
+    program.add_layer(POOLS[draw(st.sampled_from(sorted(POOLS)))](len(shape) - 1), position, shape)
+
+
+def add_reuse(draw, program, position, shape):
+    """Apply some earlier layer again, if one fits."""
+    fitting = []
+    for name, layer in program.layers.items():
+        if isinstance(layer, nn.Linear) and layer.in_features == shape[-1]:
+            fitting.append((name, (*shape[:-1], layer.out_features)))
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d)) and (layer.in_channels, layer.weight.dim()) == (
+            shape[0],
+            len(shape) + 1,
+        ):
+            fitting.append((name, (layer.out_channels, *shape[1:])))
+    if fitting:
+        name, result = draw(st.sampled_from(fitting))
+        program.apply_layer(name, position, result)
+
+
+def add_mixture(draw, program, position, shape):
+    partners = [other for other, candidate in enumerate(program.shapes) if candidate == shape]
+    mix = draw(st.sampled_from([torch.add, torch.mul]))
+    program.add(lambda layers, a, b: mix(a, b), [position, draw(st.sampled_from(partners))], shape)
+
+
+def add_cat(draw, program, position, shape):
+    partners = [other for other, candidate in enumerate(program.shapes) if candidate[1:] == shape[1:]]
+    other = draw(st.sampled_from(partners))
+    total = shape[0] + program.shapes[other][0]
+    program.add(lambda layers, a, b: torch.cat([a, b], 1), [position, other], (total, *shape[1:]))
+
+
+def add_chunk(draw, program, position, shape):
+    program.add(lambda layers, value: value.chunk(2, 1)[0], [position], ((shape[0] + 1) // 2, *shape[1:]))
+
+
+def add_reshaping(draw, program, position, shape):
+    flat = [((1,), (int(np.prod(shape)),)), ((2,), (shape[0], int(np.prod(shape[1:]))))]
+    start, result = draw(st.sampled_from(flat))
+    program.add(lambda layers, value: value.flatten(*start), [position], result)
+
+
+def add_mean(draw, program, position, shape):
+    axes = tuple(range(2, len(shape) + 1))
+    program.add(lambda layers, value: value.mean(axes), [position], shape[:1])
+
+
+def add_permutation(draw, program, position, shape):
+    if len(shape) == 2:
+        program.add(lambda layers, value: value.transpose(1, 2), [position], shape[::-1])
+    else:
+        program.add(lambda layers, value: value.permute(0, 3, 1, 2), [position], (shape[2], *shape[:2]))
+
+
+ON_VECTORS = [
+    add_linear,
+    add_batch_norm,
+    add_batch_norm,
+    add_elementwise,
+    add_elementwise,
+    add_reuse,
+    add_mixture,
+    add_cat,
+    add_chunk,
+]
+ON_SPACE = [add_conv, add_conv, add_conv, add_pool, add_reshaping, add_mean, add_permutation]
+
+
+@st.composite
+def programs(draw) -> Program:
+    torch.manual_seed(0)
+    program = Program()
+    program.shapes.append(draw(st.sampled_from([(CHANNELS, 5, 5), (CHANNELS, POSITIONS), (POSITIONS, CHANNELS)])))
+    for _ in range(draw(st.integers(2, 9))):
+        # Mostly one after the other: depth is where scalings meet.
+        position = draw(st.sampled_from([len(program.shapes) - 1] * 3 + list(range(len(program.shapes)))))
+        shape = program.shapes[position]
+        draw(st.sampled_from(ON_VECTORS + ON_SPACE * (len(shape) > 1)))(draw, program, position, shape)
+    add_batch_norm(draw, program, len(program.shapes) - 1, program.shapes[-1])
+    return program
+
+
+@settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(program=programs())
+def test_no_pair_is_invented_in_random_graphs(program):
+    found = found_pairs(program)
+    inputs = (torch.randn(8, *program.shapes[0], dtype=torch.float64),)
+    try:
+        truth = scale_invariant_pairs(program, inputs, every_unit=False)
+    except UndecidedError:
+        reject()
+    assert found <= truth
+
+
+def test_random_graphs_do_have_pairs():
+    program = find(
+        programs(),
+        lambda program: len(found_pairs(program)) >= 2,
+        random=random.Random(0),
+        settings=settings(max_examples=1000, phases=[Phase.generate]),
+    )
+    assert any(feeding.layers for feeding in feeding_layers(program).values())
+
+
+# --- What the search leaves behind ------------------------------------------------------------------------------------
+
+
+class Restless(nn.Module):
+    """Changes everything that it can reach in every forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = conv(), bn()
+        self.calls, self.seen, self.stages, self.last = 0, [], {"first": 1}, None
+        self.register_buffer("total", torch.zeros(2))
+        self.register_buffer("replaced", torch.zeros(2))
+        self.noise = torch.zeros(3)
+        self.generator = torch.Generator()
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(x)
+        self.stages[f"call {self.calls}"] = self.calls
+        self.last = x
+        self.total.add_(1.0)
+        self.replaced = self.replaced + 1.0
+        self.noise.uniform_()
+        torch.rand(1, generator=self.generator)
+        self.constant = torch.rand(4, 1, 1) + random.random() + np.random.rand()
+        self.bn.weight.data.mul_(2.0)
+        self.bn.eval()
+        return self.bn(self.conv(x) * self.constant)
+
+
+def fingerprint(model: Restless) -> dict:
+    return {
+        "names": {name: sorted(vars(module)) for name, module in model.named_modules()},
+        "values": {name: value.tolist() for name, value in model.state_dict().items()},
+        "identities": {name: id(value) for name, value in model.state_dict(keep_vars=True).items()},
+        "flags": [module.training for module in model.modules()],
+        "attributes": (model.calls, list(model.seen), dict(model.stages), model.last, model.noise.tolist()),
+        "generators": (
+            model.generator.get_state().tolist(),
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            repr(np.random.get_state()),
+        ),
+    }
+
+
+@pytest.mark.parametrize("untraceable", [False, True])
+def test_tracing_leaves_nothing_behind(untraceable):
+    model = Restless()
+    before = fingerprint(model)
+    found = feeding_layers(nn.Sequential(model, Squash(), bn()) if untraceable else model)
+    assert len(found) == 1 + untraceable
+    assert fingerprint(model) == before
+    model(*(value.float() for value in image()))
+    assert fingerprint(model) != before
+
+
+def test_tracing_leaves_gradients_alone():
+    net = nn.Sequential(conv(), bn(), nn.Flatten(), nn.Linear(144, 1))
+    net(*(value.float() for value in image())).sum().backward()
+    gradients = [parameter.grad for parameter in net.parameters()]
+    contents = [gradient.clone() for gradient in gradients]
+    feeding_layers(net)
+    assert all(parameter.grad is gradient for parameter, gradient in zip(net.parameters(), gradients))
+    assert all(torch.equal(gradient, content) for gradient, content in zip(gradients, contents))
+
+
+def test_the_answer_does_not_depend_on_train_or_eval():
+    for name in ("dropout", "conv", "functional dropout", "cat"):
+        assert feeding_layers(NETS[name].build().eval()) == feeding_layers(NETS[name].build().train())
+
+
+def test_data_parallel_models_have_prefixed_names():
+    (feeding,) = feeding_layers(nn.DataParallel(nn.Sequential(conv(), bn()))).values()
+    assert feeding.layers == ("module.0",)
+
+
+def test_compiled_modules_are_looked_into():
+    net = nn.Sequential(torch.compile(nn.Sequential(conv(), nn.ReLU())), bn())
+    assert normalized_layers(net).weights[0].name == "0.0"
+    assert normalized_layers(net).weights[0].batch_norms == ("1",)

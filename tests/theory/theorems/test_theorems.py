@@ -1,0 +1,186 @@
+"""Which theorem applies: a table of networks with the verdicts, and losses recognised by their values."""
+
+import math
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from lightning_normtheory import applicable_theorems, network_problem, theorem_table
+from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss
+
+from support.theorem_cases import dgm_network, paper_network, rsc_network, square, targets, unit
+
+WN, WN_GENERAL, RSC, DGM, BN, LIN = range(6)
+
+
+def verdicts(model, x, y, loss=square):
+    return [row.verdict for row in applicable_theorems(model, x, y, loss)]
+
+
+def test_wn_applies_to_the_papers_own_network():
+    rows = applicable_theorems(paper_network(8, 2, 1.0), unit(), targets(), square)
+    assert rows[WN].verdict == "applies"
+    assert rows[WN_GENERAL].verdict == "applies"
+    assert rows[WN].reasons == ()
+    assert network_problem(paper_network(8, 2, 1.0), unit()).has_weight_norm_form
+
+
+def two_layers(layer, activation):
+    return nn.Sequential(layer, activation, nn.Linear(4, 1)).double()
+
+
+def freed_lengths():
+    net = paper_network(8, 2, 1.0)
+    net[0].parametrizations.weight.original0.requires_grad_(True)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "y", "loss", "reason"),
+    [
+        (freed_lengths(), unit(), targets(), square, "trained lengths g (0)"),
+        (paper_network(8, 2, 1.0), 2 * unit(), targets(), square, "‖x‖ is 2, not 1"),
+        (paper_network(8, 2, 1.0), unit(), targets(), lambda f, y: square(f, y) / 2, "0.5 times"),
+        (paper_network(8, 2, 1.0, nn.GELU), unit(), targets(), square, "GELU reaches 1.129"),
+        (two_layers(weight_norm(nn.Linear(3, 4)), nn.Tanh()), unit(), targets(), square, "a bias (0)"),
+        (two_layers(nn.Linear(3, 4, bias=False), nn.Tanh()), unit(), targets(), square, "no WeightNorm (0)"),
+        (two_layers(nn.Linear(3, 4), nn.Mish()), unit(), targets(), square, "mish are measured"),
+    ],
+    ids=["lengths", "inputs", "loss", "activation", "bias", "plain", "measured"],
+)  # fmt: skip
+def test_wn_is_generalised_where_one_assumption_fails(net, x, y, loss, reason):
+    row = applicable_theorems(net, x, y, loss)[WN]
+    assert row.verdict == "generalised"
+    assert any(reason in each for each in row.reasons), row.reasons
+
+
+@pytest.mark.parametrize(
+    ("net", "loss", "reason"),
+    [
+        (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).double(), square, "ReLU is not smooth"),
+        (paper_network(8, 2, 1.0), lambda f, y: (f - y).abs().mean(), "neither a square loss"),
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double(), square, "BatchNorm"),
+    ],
+    ids=["relu", "loss", "batchnorm"],
+)
+def test_wn_does_not_apply(net, loss, reason):
+    row = applicable_theorems(net, unit(), targets(), loss)[WN]
+    assert row.verdict == "does not apply"
+    assert any(reason in each for each in row.reasons), row.reasons
+
+
+def test_rsc_and_linearity_apply_to_their_network():
+    found = verdicts(rsc_network(), math.sqrt(3) * unit(), targets())
+    assert found[RSC] == found[LIN] == "applies"
+    assert network_problem(rsc_network(), math.sqrt(3) * unit()).has_rsc_form
+    assert verdicts(rsc_network(), unit(), targets())[RSC] == "generalised"
+    assert not network_problem(rsc_network(), unit()).has_rsc_form
+
+
+def test_dgm_applies_to_its_network_only():
+    assert verdicts(dgm_network(), unit(), targets())[DGM] == "applies"
+    assert verdicts(dgm_network(), unit(), targets())[WN] == "does not apply"
+    assert verdicts(rsc_network(), unit(), targets())[DGM] == "does not apply"
+
+
+def test_bn_is_about_widths_that_nobody_has():
+    net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1, bias=False)).double()
+    y = torch.randint(0, 2, (20, 1)).double()
+    for x, loss, reason in (
+        (unit() / 2, nn.functional.binary_cross_entropy_with_logits, "the width is 16"),
+        (10 * unit(), nn.functional.binary_cross_entropy_with_logits, "‖x̄‖ of the centred inputs reaches"),
+    ):
+        row = applicable_theorems(net, x, y, loss)[BN]
+        assert row.verdict == "does not apply"
+        assert reason in row.reasons[0]
+
+
+def test_on_a_relu_resnet_no_theorem_of_optimisation_applies_and_the_reasons_are_there():
+    model = torchvision.models.resnet18(num_classes=10)
+    x, y = torch.randn(4, 3, 32, 32), torch.randint(0, 10, (4,))
+    rows = applicable_theorems(model, x, y, nn.functional.cross_entropy)
+    assert [row.verdict for row in rows] == [
+        "does not apply",
+        "generalised",
+        "does not apply",
+        "does not apply",
+        "does not apply",
+        "does not apply",
+    ]
+    assert all(row.reasons for row in rows)
+    assert "the activation ReLU is not smooth" in rows[WN].reasons
+    complexity = network_problem(model, x).complexity
+    assert 1 < complexity.rademacher(50_000, 60.0) < math.inf
+
+
+def test_nothing_is_changed():
+    model = torchvision.models.resnet18(num_classes=2).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    applicable_theorems(model, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]), nn.functional.cross_entropy)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_table_fits_a_terminal():
+    rows = applicable_theorems(freed_lengths(), unit(), targets(), square)
+    text = theorem_table(rows, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("WN, Theorem") == 2
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "k", "y", "expected"),
+    [
+        (square, 3, torch.rand(8, 3), ("square", 1.0)),
+        (nn.MSELoss(), 3, torch.rand(8, 3), ("square", 1 / 3)),
+        (nn.MSELoss(), 1, torch.rand(8, 1), ("square", 1.0)),
+        (lambda f, y: square(f, y) / 2, 1, torch.rand(8, 1), ("square", 0.5)),
+        (lambda f, y: square(f, nn.functional.one_hot(y, 3)), 3, torch.arange(8) % 3, ("square", 1.0)),
+        (nn.CrossEntropyLoss(), 3, torch.arange(8) % 3, ("cross_entropy", 1.0)),
+        (nn.BCEWithLogitsLoss(), 1, (torch.arange(8) % 2).float()[:, None], ("logistic", 1.0)),
+        (nn.SoftMarginLoss(), 1, (2 * (torch.arange(8) % 2) - 1).float()[:, None], ("logistic", 1.0)),
+    ],
+)
+def test_losses_are_recognised_by_their_value(loss, k, y, expected):
+    outputs = torch.randn(8, k)
+    found = identify_loss(float(loss(outputs, y)), outputs, y)
+    assert isinstance(found, KnownLoss)
+    assert (found.name, found.scale) == expected
+
+
+@pytest.mark.parametrize("loss", [nn.L1Loss(), nn.HuberLoss(delta=0.1), lambda f, y: square(f, y) + 0.01])
+def test_other_losses_are_not(loss):
+    outputs, y = torch.randn(8, 2), torch.rand(8, 2)
+    assert "neither" in identify_loss(float(loss(outputs, y)), outputs, y)
+
+
+@pytest.mark.parametrize(
+    "known", [KnownLoss("square", 0.5, 2.0), KnownLoss("cross_entropy", classes=3), KnownLoss("logistic")]
+)
+def test_constants_of_losses(known):
+    """Lipschitz and range, on random outputs within a bound."""
+    functions = {
+        "square": lambda f, y: known.scale * (f - y).square(),
+        "cross_entropy": lambda f, y: nn.functional.cross_entropy(f[None], torch.tensor([0])),
+        "logistic": lambda f, y: nn.functional.softplus(-f),
+    }
+    bound, k = 1.5, 3 if known.name == "cross_entropy" else 1
+    for _ in range(200):
+        f = ((2 * torch.rand(k) - 1) * bound).requires_grad_()
+        value = functions[known.name](f, known.largest_target).sum()
+        (slope,) = torch.autograd.grad(value, f)
+        assert float(slope.norm()) <= known.lipschitz(bound) * (1 + 1e-6)
+        assert float(value.detach()) <= known.largest(bound) * (1 + 1e-6)
+
+
+def test_targets_as_numbers():
+    assert as_targets(torch.zeros(2, 2), torch.tensor([0, 5])) is None
+    assert as_targets(torch.zeros(2, 1), torch.tensor([0.5, 2.0])).shape == (2, 1)
+    assert KnownLoss("square", 0.5).of_zero(torch.tensor([[2.0], [0.0]])) == 1.0
+    assert math.isnan(KnownLoss("square").of_zero(None))

@@ -1,0 +1,210 @@
+"""The table at the end of a fit."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from lightning_normtheory.callbacks import NormTheory, RSCRatio
+from lightning_normtheory.record.history import History, Row, read_histories
+from lightning_normtheory.record.theorem_status import TheoremStatus
+from lightning_normtheory.view.terminal.fit_summary import end_table
+
+from support.lit import Classifier, loader, trainer
+
+NAN = math.nan
+
+
+def history(*metrics, prefix="normtheory", settings=({"probe": 512},), **others):
+    """One row for each dict of metrics."""
+    rows = [Row(epoch, 10 * epoch, float(epoch), dict(each), {}) for epoch, each in enumerate(metrics)]
+    path = Path("normtheory.jsonl")
+    return History(path, "demo/1", prefix, settings=list(settings), rows=rows, **others)
+
+
+def cells(text, label):
+    """What stands in the line of a quantity: its numbers, and what is beside them."""
+    (line,) = [line for line in text.splitlines() if line.startswith(label)]
+    return re.split(r"\s{3,}", line)[1:]
+
+
+FULL = {
+    "min_weight_norm": 0.533,
+    "rsc_ratio": 0.0229,
+    "certificate_alpha": -3.0,
+    "certificate_rate_measured": 0.95,
+    "certificate_own_rate": 0.99,
+    "certificate_beta": 66.8,
+    "certificate_hessian_bound": 40.0,
+    "hessian_lambda_max": 8.97,
+    "hessian_lambda_max_converged": 0.0,
+    "hessian_edge": 10.0,
+    "predictor_hessian_norm": 1.5,
+    "ntk_lambda_min": 0.00122,
+    "ntk_lambda_min_floor": 3e-7,
+    "ntk_threshold": 0.25,
+    "ntk_change_max": 0.34,
+    "generalization_gap": 0.0176,
+    "generalization_bound": 6.2e5,
+    "generalization_bound_vacuous": 1.0,
+    "rademacher_bound": 12.0,
+    "rademacher_x_norm": 1.0,
+    "seconds": 1.55,
+}
+THEOREMS = (
+    TheoremStatus("WN, Theorem 5.1 (optimisation)", "generalised", ("a bias",)),
+    TheoremStatus("WN, Theorem 6.1 (generalisation)", "applies"),
+    TheoremStatus("BN, Theorem 2.1 (two-layer ReLU)", "does not apply", ("no BatchNorm",)),
+)
+
+
+def test_everything_at_once():
+    first = {**FULL, "min_weight_norm": 0.5326, "hessian_lambda_max": 1.16, "generalization_gap": 0.0012}
+    assert end_table(history(first, FULL, theorems=THEOREMS)).splitlines() == [
+        "normtheory: 2 epochs measured on up to 512 samples, 3.1 s",
+        "                          first      last   beside",
+        "w_min                    0.5326    0.5330",
+        "R = ‖∇L‖²/L              0.0229    0.0229",
+        "α of strong convexity     -3.00     -3.00   no guarantee",
+        "L⁺/L per step            0.9500    0.9500   guaranteed 0.99",
+        "λ_max of the Hessian       1.16      8.97   2/η = 10, β = 66.8, not converged",
+        "max ‖∇²f‖                  1.50      1.50   H̄ = 40",
+        "λ_min of the kernel     0.00122   0.00122   floor 3e-07, below threshold 0.25",
+        "ΔK                        0.340     0.340",
+        "generalization gap      0.00120    0.0176   bound 6.2e+05 (vacuous)",
+        "Rademacher bound           12.0      12.0   max ‖x‖ = 1",
+        "theorems that apply: WN, Theorem 5.1 (generalised); WN, Theorem 6.1",
+    ]
+
+
+def test_what_was_not_measured_has_no_line():
+    text = end_table(history({"rsc_ratio": 1.0}, {"rsc_ratio": 2.0}))
+    assert [line.split("  ")[0] for line in text.splitlines()[2:]] == ["R = ‖∇L‖²/L"]
+    assert "beside" not in text
+    assert "theorems" not in text
+
+
+def test_nothing_measured_gives_nothing():
+    assert end_table(history()) == ""
+    assert end_table(history({"skipped": 1.0})) == ""
+    assert end_table(history({})) == ""  # an epoch of another prefix
+
+
+def test_one_epoch_is_one_column():
+    text = end_table(history({**FULL, "skipped": 0.0}))
+    assert text.splitlines()[0].startswith("normtheory: 1 epoch measured on")
+    assert text.splitlines()[1].split() == ["epoch", "0", "beside"]
+    assert cells(text, "w_min") == ["0.5330"]
+    assert cells(text, "max ‖∇²f‖") == ["1.50", "H̄ = 40"]
+
+
+def test_skipped_epochs_are_counted_apart():
+    text = end_table(history({**FULL, "skipped": 0.0}, {"skipped": 1.0}, {}, {**FULL, "skipped": 0.0}))
+    assert text.splitlines()[0] == "normtheory: 2 epochs measured on up to 512 samples, 1 skipped, 3.1 s"
+
+
+def test_a_limit_with_momentum_stands_in_place_of_2_over_eta():
+    row = {"hessian_lambda_max": 12.0, "hessian_edge": 10.0, "hessian_stability_limit": 19.0}
+    assert cells(end_table(history(row)), "λ_max") == ["12.0", "limit = 19"]
+
+
+@pytest.mark.parametrize(("optimizers", "word"), [(("SGD",), " (crossed)"), (("Adam",), ""), ((), " (crossed)")])
+def test_a_limit_that_is_crossed_is_called_so_if_it_is_the_optimizers(optimizers, word):
+    row = {"hessian_lambda_max": 12.0, "hessian_edge": 10.0}
+    assert cells(end_table(history(row, optimizers=optimizers)), "λ_max") == ["12.0", f"2/η = 10{word}"]
+
+
+def test_a_kernel_within_its_rounding_is_called_so():
+    row = {"ntk_lambda_min": 1e-8, "ntk_lambda_min_floor": 3e-7}
+    assert cells(end_table(history(row)), "λ_min") == ["1.00e-08", "below floor 3e-07"]
+
+
+def test_a_bound_that_says_something_is_not_called_vacuous():
+    row = {"generalization_gap": 0.1, "generalization_bound": 0.4, "generalization_bound_vacuous": 0.0}
+    assert cells(end_table(history(row)), "generalization") == ["0.100", "bound 0.4"]
+
+
+def test_nan_is_a_dash_with_a_word():
+    text = end_table(history({"rsc_ratio": 1.0, "rademacher_bound": NAN}, {"rsc_ratio": NAN, "rademacher_bound": 1.0}))
+    assert cells(text, "R =") == ["1.00", "–", "NaN: a warning says why"]
+    assert cells(text, "Rademacher") == ["–", "1.00", "NaN at first"]
+
+
+def test_a_bound_that_is_nan_is_not_shown_beside():
+    row = {"hessian_lambda_max": 1.0, "hessian_edge": NAN, "certificate_beta": NAN}
+    assert cells(end_table(history(row)), "λ_max") == ["1.00"]
+
+
+def test_infinity_has_its_sign():
+    row = {"rademacher_bound": math.inf, "certificate_alpha": -math.inf}
+    text = end_table(history(row))
+    assert cells(text, "Rademacher") == ["∞"]
+    assert cells(text, "α") == ["-∞", "no guarantee"]
+
+
+def test_what_came_once_is_the_last_value_only():
+    text = end_table(history({"rsc_ratio": 1.0}, {"rsc_ratio": 1.0, "ntk_change_max": 0.5}))
+    assert re.fullmatch(r"ΔK +0\.500", text.splitlines()[-1])
+    assert text.splitlines()[-1].endswith("0.500")
+    assert len(text.splitlines()[-1]) == len(text.splitlines()[-2])
+
+
+def test_what_is_beside_belongs_to_the_epoch_of_the_last_value():
+    rows = {"hessian_lambda_max": 1.0, "hessian_edge": 5.0}, {"rsc_ratio": 1.0, "hessian_edge": 7.0}
+    assert cells(end_table(history(*rows)), "λ_max") == ["1.00", "2/η = 5"]
+
+
+def test_callbacks_with_different_probes_name_none():
+    text = end_table(history(FULL, settings=[{"probe": 512}, {"probe": 64}]))
+    assert text.splitlines()[0] == "normtheory: 1 epoch measured, 1.6 s"
+    assert end_table(history(FULL, settings=[])).splitlines()[0] == "normtheory: 1 epoch measured, 1.6 s"
+
+
+def test_the_theorems_of_a_network_without_any():
+    assert end_table(history(FULL, theorems=THEOREMS[2:])).endswith("theorems that apply: none")
+
+
+def test_a_prefix_of_the_users_stands_in_front():
+    assert end_table(history(FULL, prefix="层")).startswith("层: 1 epoch")
+
+
+@pytest.mark.parametrize("width", [50, 60, 70, 80, 120])
+def test_no_line_is_longer_than_the_terminal(width):
+    text = end_table(history(FULL, FULL, theorems=THEOREMS), width)
+    # The table's only character without a width of its own is the bar above H.
+    assert max(len(line.replace("\u0304", "")) for line in text.splitlines()) <= width
+    for phrase in (
+        "no guarantee",
+        "2/η = 10,",
+        "β = 66.8,",
+        "not converged",
+        "floor 3e-07,",
+        "bound 6.2e+05 (vacuous)",
+    ):
+        assert phrase in text
+    values = [line for line in text.splitlines() if line.startswith(("w_min", "ΔK"))]
+    assert len({len(line) for line in values}) == 1
+
+
+def test_numbers_stand_below_each_other():
+    lines = end_table(history(FULL, FULL)).splitlines()
+    ends = {re.match(r"(.*?\S) {3,}\S+ {3,}(\S+)", line).end() for line in lines[2:]}
+    assert ends == {lines[1].index("last") + len("last")}
+
+
+def test_a_real_fit(tmp_path):
+    callbacks = [NormTheory(probe=16, ntk_samples=8), RSCRatio(probe=16, prefix="other")]
+    trainer(callbacks, max_epochs=3, default_root_dir=tmp_path).fit(Classifier("wn"), loader(), loader(16))
+    (path,) = tmp_path.rglob("normtheory.jsonl")
+    ours, other = read_histories(path)
+    text = end_table(ours)
+    assert text.startswith("normtheory: 3 epochs measured on up to 16 samples, ")
+    for label, name in {"w_min": "min_weight_norm", "λ_max": "hessian_lambda_max", "λ_min": "ntk_lambda_min"}.items():
+        first, last = (row.metrics[name] for row in (ours.rows[0], ours.rows[-1]))
+        assert [float(number) for number in cells(text, label)[:2]] == pytest.approx([first, last], rel=6e-3)
+    assert "generalization gap" in text
+    assert "theorems that apply: " in text
+    assert len(text.splitlines()) <= 14
+    assert [line.split("  ")[0] for line in end_table(other).splitlines()[2:]] == ["R = ‖∇L‖²/L"]
+    assert end_table(other).startswith("other: 3 epochs")

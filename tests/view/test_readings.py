@@ -1,0 +1,283 @@
+"""Every panel in plain words."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_normtheory.record.history import History, Row
+from lightning_normtheory.record.metrics import METRICS
+from lightning_normtheory.view.panels import PANELS
+from lightning_normtheory.view.readings import read_panel
+from lightning_normtheory.view.readings.phrases import number, percent, since, times, trend
+
+TITLES = {panel.title: panel for panel in PANELS}
+
+
+def history(optimizers=(), settings=(), **series):
+    """A run whose metrics are given as lists over the epochs; ``layers__`` stands for ``layers/``."""
+    named = {name.replace("layers__", "layers/"): values for name, values in series.items()}
+    epochs = range(max(map(len, named.values()), default=0))
+    rows = [
+        Row(epoch, 10 * epoch, float(epoch), {name: v[epoch] for name, v in named.items() if epoch < len(v)}, {})
+        for epoch in epochs
+    ]
+    return History(Path(), "demo", "normtheory", list(settings), optimizers=tuple(optimizers), rows=rows)
+
+
+def read(title, **kwargs):
+    return read_panel(TITLES[title], history(**kwargs))
+
+
+EDGE = "Sharpness and the edge of stability"
+
+
+@pytest.mark.parametrize(
+    ("top", "edge", "finding", "mood"),
+    [
+        ([1, 2, 3], [10, 10, 10], "λ_max has stayed below 2/η.", "good"),
+        ([1, 2, 9.5], [10, 10, 10], "λ_max is near 2/η.", "note"),
+        ([1, 12, 11], [10, 10, 10], "λ_max has crossed 2/η.", "bad"),
+        ([1, 12, 4], [10, 10, 10], "λ_max was beyond 2/η and is below it now.", "note"),
+        ([1, 2, 3], [math.inf] * 3, "λ_max has stayed below 2/η.", "good"),
+        ([math.nan] * 2, [10, 10], "λ_max is not a number.", "bad"),
+        ([1, math.nan], [10, 10], "λ_max is not a number.", "bad"),
+        ([1, math.inf], [10, 10], "λ_max has crossed 2/η.", "bad"),
+        ([1, 2], [math.nan] * 2, "λ_max is known.", "note"),
+    ],
+)
+def test_the_edge_of_stability(top, edge, finding, mood):
+    reading = read(EDGE, hessian_lambda_max=top, hessian_edge=edge)
+    assert (reading.finding, reading.mood) == (finding, mood)
+
+
+def test_since_when_the_edge_is_crossed():
+    reading = read(EDGE, hessian_lambda_max=[12, 9, 11, 13], hessian_edge=[10] * 4)
+    assert "since epoch 2" in reading.text
+    assert "13 against 10" in reading.text
+
+
+def test_with_momentum_the_limit_is_another():
+    reading = read(EDGE, hessian_lambda_max=[12.0], hessian_edge=[10.0], hessian_stability_limit=[30.0])
+    assert reading.finding == "λ_max has stayed below the limit of stability."
+
+
+def test_two_over_eta_is_no_limit_of_adam():
+    reading = read(EDGE, optimizers=["Adam"], hessian_lambda_max=[12.0], hessian_edge=[10.0])
+    assert "crossed" not in reading.text
+    assert "that of Adam is not known" in reading.text
+
+
+@pytest.mark.parametrize(
+    ("title", "series", "finding", "mood"),
+    [
+        ("Loss on the probe", {"loss": [2.0, 1.0]}, "The loss has fallen.", "good"),
+        ("Loss on the probe", {"loss": [1.0, 2.0]}, "The loss has risen.", "bad"),
+        ("Loss on the probe", {"loss": [1.0, math.nan, 1.0]}, "The loss was not finite at times.", "bad"),
+        ("Loss on the probe", {"loss": [1.0, math.inf]}, "The loss is not finite.", "bad"),
+        ("Loss on the probe", {"loss": [1.0, math.nan]}, "L is not a number.", "bad"),
+        ("Smallest weight norm", {"min_weight_norm": [1.0, 0.5]}, "w_min has fallen.", "note"),
+        ("Smallest weight norm", {"min_weight_norm": [1.0, 1.001]}, "w_min is stable.", "good"),
+        (
+            "Smallest weight norm",
+            {"min_weight_norm": [1.0, 0.0]},
+            "A weight vector has vanished or grown without limit.",
+            "bad",
+        ),
+        ("Smallest weight norm", {"min_weight_norm": [1.0]}, "w_min was measured once.", "note"),
+        (
+            "α of restricted strong convexity",
+            {"certificate_alpha": [-1.0, -2.0]},
+            "α is negative: the theorem guarantees no rate.",
+            "note",
+        ),
+        ("α of restricted strong convexity", {"wn_alpha": [-1.0, 2.0]}, "α is positive at times.", "note"),
+        (
+            "Smoothness: λ_max and its bound β",
+            {"hessian_lambda_max": [2.0], "certificate_beta": [9.0], "wn_beta": [5.0]},
+            "The bound β holds.",
+            "good",
+        ),
+        (
+            "Smoothness: λ_max and its bound β",
+            {"hessian_lambda_max": [2.0], "certificate_beta": [1.0]},
+            "β is below λ_max, which the theory excludes.",
+            "bad",
+        ),
+        (
+            "Least eigenvalue of the tangent kernel",
+            {"ntk_lambda_min": [1e-9], "ntk_lambda_min_floor": [1e-8], "ntk_samples": [8.0]},
+            "λ_min(K) cannot be told from zero.",
+            "bad",
+        ),
+        (
+            "Least eigenvalue of the tangent kernel",
+            {
+                "ntk_lambda_min": [1.0],
+                "ntk_lambda_min_floor": [1e-8],
+                "ntk_samples": [8.0],
+                "ntk_threshold": [2.0],
+            },
+            "λ_min(K) is below DGM's threshold.",
+            "bad",
+        ),
+        ("Change of the kernel", {"ntk_change_max": [0.02]}, "The kernel hardly changes.", "note"),
+        ("Change of the kernel", {"ntk_change_max": [0.02, 3.0]}, "The kernel changes much.", "note"),
+        (
+            "Generalisation gap and its bounds",
+            {"generalization_gap": [0.1], "generalization_bound": [9e9], "generalization_bound_vacuous": [1.0]},
+            "The generalisation bound is vacuous.",
+            "note",
+        ),
+        (
+            "Generalisation gap and its bounds",
+            {"generalization_gap": [0.1], "generalization_bound": [0.01], "generalization_bound_vacuous": [0.0]},
+            "The gap exceeds its bound.",
+            "bad",
+        ),
+        (
+            "Loss on new samples and its bound",
+            {"generalization_validation_loss": [1.0, 0.5, 0.6]},
+            "The validation loss has passed its minimum.",
+            "bad",
+        ),
+        (
+            "Smallest weight norm of each layer",
+            {"layers__weight_norm__a": [1.0], "layers__weight_norm__b": [0.5]},
+            "b has the smallest weight vector.",
+            "note",
+        ),
+        (
+            "Way of the hidden weights",
+            {"batchnorm_displacement_v": [1.0, 3.0], "batchnorm_radius_v": [2.0, 2.0]},
+            "The weights are beyond the theorem's radius.",
+            "note",
+        ),
+        (
+            "Mean gradient of the outputs",
+            {"mean_predictor_grad_norm_sq": [1.0], "rsc_threshold": [0.5]},
+            "‖ḡ‖² is above RSC's threshold.",
+            "good",
+        ),
+    ],
+)
+def test_findings(title, series, finding, mood):
+    reading = read(title, **series)
+    assert (reading.finding, reading.mood) == (finding, mood)
+
+
+EVERY_EPOCH = {"seconds": [0.1] * 4}  # of a run with four measured epochs
+
+
+@pytest.mark.parametrize(
+    ("title", "series"),
+    [
+        ("Conditions that hold", {"certificate_ntk": [1.0, 1.0]}),
+        ("α of restricted strong convexity", {"certificate_alpha": [-1.0, -1.0]}),
+        ("Condition number", {"ntk_condition_number": [9.0, 9.0]}),
+    ],
+)
+def test_what_is_no_longer_measured_is_not_read_as_if_it_were_now(title, series):
+    reading = read(title, **series, **EVERY_EPOCH)
+    assert reading.finding.endswith("is no longer measured.")
+    assert "in epoch 1" in reading.text
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: f"{panel.section}-{panel.title}")
+def test_a_run_that_ends_in_nan_is_never_read_as_good(panel):
+    lines = {line.metric.replace("*", "a"): [0.5, 0.25, math.nan] for line in panel.lines}
+    rows = [Row(epoch, 0, float(epoch), {name: v[epoch] for name, v in lines.items()}, {}) for epoch in range(3)]
+    reading = read_panel(panel, History(Path(), "demo", "normtheory", rows=rows))
+    assert reading is None or reading.mood != "good"
+
+
+def test_what_is_measured_every_third_epoch_is_not_missed():
+    rows = [Row(epoch, 0, 0.0, {"seconds": 0.1}, {}) for epoch in range(8)]
+    for epoch in (2, 5):
+        rows[epoch].metrics["ntk_change_max"] = 0.02
+    run = History(Path(), "demo", "normtheory", rows=rows)
+    assert read_panel(TITLES["Change of the kernel"], run).finding == "The kernel hardly changes."
+
+
+def test_only_values_of_one_epoch_are_compared():
+    """λ_max of every epoch, β of every second one, has grown above the β of before; and so has ‖∇²f‖."""
+    beta = read("Smoothness: λ_max and its bound β", hessian_lambda_max=[1.0, 9.0], certificate_beta=[5.0])
+    assert beta.finding == "The bound β holds."
+    norm = read("The predictor's Hessian and its bounds", predictor_hessian_norm=[1.0, 9.0], wn_hessian_bound=[5.0])
+    assert norm.finding == "The bound of ‖∇²f‖ holds."
+    rate = read(
+        "Rate per step: measured and guaranteed", certificate_rate_measured=[0.9, 0.9], certificate_own_rate=[0.997]
+    )
+    assert "guaranteed" not in rate.text
+
+
+def test_neither_part_carries_what_both_have_not():
+    parts = {"ntk_direction_lambda_min": [-1e-12], "ntk_length_lambda_min": [-2e-12]}
+    reading = read("Length and direction: least eigenvalues", **parts)
+    assert reading.finding == "Neither part is positive definite by itself."
+
+
+def test_conditions_are_named_on_both_sides():
+    reading = read("Conditions that hold", certificate_rsc=[0.0], certificate_ntk=[1.0])
+    assert reading.text == "Holds now: kernel positive definite. Does not hold: restricted strong convexity."
+
+
+def test_which_kernel_is_positive_definite():
+    series = {"ntk_lambda_min": [1.0], "ntk_lambda_min_floor": [1e-8], "ntk_samples": [8.0]}
+    panel = "Least eigenvalue of the tangent kernel"
+    averaged = read(panel, settings=[{"ntk_outputs": "trace"}], **series)
+    full = read(panel, settings=[{"ntk_outputs": "full"}], **series)
+    assert averaged.finding == "The kernel, averaged over the outputs, is positive definite."
+    assert (averaged.mood, full.mood) == ("note", "good")
+    assert "averaged" not in full.text
+    certified = read(panel, settings=[{"ntk_outputs": "trace"}], certificate_ntk=[1.0], **series)
+    assert certified.mood == "good"
+
+
+def test_flags_are_counted_and_values_are_not():
+    assert read("Converged", hessian_lambda_max_converged=[1.0, 0.0]).text == "λ_max converged in 1 of 2 epochs."
+    shift = read("Assumptions about the data and the shift", batchnorm_shift=[0.0, 0.0])
+    assert shift.text == "shift has hardly moved: 0 at first, 0 at last."
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: f"{panel.section}-{panel.title}")
+def test_every_panel_has_a_reading_and_no_run_no_reading(panel):
+    lines = {line.metric.replace("*", "a"): [0.5, 0.25] for line in panel.lines}
+    rows = [Row(epoch, 0, float(epoch), {name: v[epoch] for name, v in lines.items()}, {}) for epoch in (0, 1)]
+    assert read_panel(panel, History(Path(), "demo", "normtheory", rows=rows)).text
+    assert read_panel(panel, history()) is None
+
+
+values = st.one_of(st.floats(), st.sampled_from([0.0, 1.0, -1.0, math.nan, math.inf, -math.inf]))
+names = st.sampled_from([metric.name.replace("*", "a") for metric in METRICS])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.dictionaries(names, values, max_size=40), min_size=1, max_size=5))
+def test_whatever_was_measured_can_be_read(metrics):
+    """Missing epochs, values that are not numbers, zeros: a sentence, never an error."""
+    rows = [Row(epoch, epoch, float(epoch), these, {}) for epoch, these in enumerate(metrics)]
+    run = History(Path(), "demo", "normtheory", rows=rows)
+    for panel in PANELS:
+        reading = read_panel(panel, run)
+        if reading is not None:
+            assert reading.text.endswith(".")
+            assert reading.finding.endswith(".")
+            assert not {"nan", "inf", "-inf"} & set(reading.text.replace(",", " ").replace(".", " ").split())
+
+
+@given(st.floats(-1e300, 1e300))
+def test_three_digits_are_right(value):
+    text = number(value).replace("−", "-")
+    assert float(text) == pytest.approx(value, rel=6e-3, abs=0)
+
+
+def test_words():
+    assert number(-0.000012345) == "−1.23e−5"
+    assert number(1e100) == "1e100"
+    assert percent(0.5) == "50\N{NO-BREAK SPACE}%"
+    assert times(1e12) == "1e12 times"
+    assert trend({0: math.inf, 1: 2.0}) == "was infinite at first and is 2 at last"
+    assert since({0: False}) is None
