@@ -13,7 +13,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from benchmarks.peers import PEERS, installed
 from benchmarks.timing import Timed, in_gradients, timed
-from lightning_normtheory import hessian_operator, hessian_top_eigenvalue
+from lightning_normtheory import hessian_top_eigenvalue
+from lightning_normtheory.hessian import hessian_operator
 from lightning_normtheory.linalg.eigensolvers import lanczos
 from lightning_normtheory.recipes.datasets import FashionMNISTSlice
 

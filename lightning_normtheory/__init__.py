@@ -1,117 +1,128 @@
-"""The theory of normalised networks as functions of a PyTorch model.
+"""Diagnostics from the theory of normalized networks, as functions of a PyTorch model.
 
-This floor knows torch alone. `lightning_normtheory.callbacks` brings its quantities into a Lightning trainer,
-`lightning_normtheory.recipes` trains the papers' experiments.
+`lightning_normtheory.callbacks` brings them into a Lightning trainer, `lightning_normtheory.recipes` trains the papers'
+experiments. More functions are in the rooms `hessian`, `ntk`, `norms`, `theorems`, `record` and `view`.
+
+Names are loaded on first use, so that reading a run's file or writing its report does not import torch.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
-from lightning_normtheory.architecture.chain import Chain, chain_of
-from lightning_normtheory.architecture.recorder import record_forward
-from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
-from lightning_normtheory.hessian.eigenvalues import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue
-from lightning_normtheory.hessian.operator import hessian_operator, hessian_vector_product
-from lightning_normtheory.hessian.predictor import predictor_hessian_norm
-from lightning_normtheory.measuring.preserve import preserve_state
-from lightning_normtheory.model.layers import NormalizedWeight
-from lightning_normtheory.norms.batchnorm_inputs import Feeding, feeding_layers
-from lightning_normtheory.norms.units import NormalizedLayers, min_weight_norm, normalized_layers, weight_norms
-from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
-from lightning_normtheory.ntk.empirical import empirical_ntk
-from lightning_normtheory.ntk.result import TangentKernel
-from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
-from lightning_normtheory.rsc import RSC, rsc_ratio
-from lightning_normtheory.theorems.applicability import applicable_theorems
-from lightning_normtheory.theorems.chain_bounds import NetworkConstants, loss_constants, network_constants
-from lightning_normtheory.theorems.complexity import Complexity, network_complexity
-from lightning_normtheory.theorems.descent import LossState, guaranteed_step
-from lightning_normtheory.theorems.generalization import GeneralizationBound, generalization_bound
-from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_rademacher, batchnorm_theorem
-from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
-from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form
-from lightning_normtheory.theorems.papers.bn_margin import Margin, batchnorm_margin
-from lightning_normtheory.theorems.papers.dgm import infinite_width_kernels
-from lightning_normtheory.theorems.papers.dyadic import dyadic_data, dyadic_linear_margin
-from lightning_normtheory.theorems.papers.rsc import (
-    RSCCondition,
-    RSCConstants,
-    RSCRadii,
-    ntk_lower_bound,
-    rsc_condition,
-    rsc_constants,
-    rsc_radii,
-)
-from lightning_normtheory.theorems.papers.wn import WeightNormConstants, weightnorm_constants
-from lightning_normtheory.theorems.papers.wn_generalization import (
-    weightnorm_generalization_bound,
-    weightnorm_rademacher,
-)
-from lightning_normtheory.theorems.problem import Problem, network_problem
+if TYPE_CHECKING:
+    from lightning_normtheory.hessian import (
+        Eigenpair,
+        hessian_eigenpairs,
+        hessian_top_eigenvalue,
+        hessian_vector_product,
+        predictor_hessian_norm,
+    )
+    from lightning_normtheory.norms import NormalizedLayers, min_weight_norm, normalized_layers, weight_norms
+    from lightning_normtheory.ntk import TangentKernel, empirical_ntk
+    from lightning_normtheory.record import History, read_histories
+    from lightning_normtheory.rsc import RSC, rsc_ratio
+    from lightning_normtheory.theorems import (
+        Margin,
+        RSCConstants,
+        TheoremStatus,
+        WeightNormConstants,
+        applicable_theorems,
+        batchnorm_margin,
+        batchnorm_rademacher,
+        infinite_width_kernels,
+        rsc_constants,
+        weightnorm_constants,
+        weightnorm_generalization_bound,
+    )
+    from lightning_normtheory.view import write_report
+
+_HOMES = {
+    "hessian": (
+        "Eigenpair",
+        "hessian_eigenpairs",
+        "hessian_top_eigenvalue",
+        "hessian_vector_product",
+        "predictor_hessian_norm",
+    ),
+    "norms": (
+        "NormalizedLayers",
+        "min_weight_norm",
+        "normalized_layers",
+        "weight_norms",
+    ),
+    "ntk": (
+        "TangentKernel",
+        "empirical_ntk",
+    ),
+    "record": (
+        "History",
+        "read_histories",
+    ),
+    "rsc": (
+        "RSC",
+        "rsc_ratio",
+    ),
+    "theorems": (
+        "Margin",
+        "RSCConstants",
+        "TheoremStatus",
+        "WeightNormConstants",
+        "applicable_theorems",
+        "batchnorm_margin",
+        "batchnorm_rademacher",
+        "infinite_width_kernels",
+        "rsc_constants",
+        "weightnorm_constants",
+        "weightnorm_generalization_bound",
+    ),
+    "view": ("write_report",),
+}
+_HOME = {name: room for room, names in _HOMES.items() for name in names}
 
 __all__ = [
     "RSC",
-    "BatchNormForm",
-    "BatchNormTheorem",
-    "Chain",
-    "Complexity",
     "Eigenpair",
-    "Feeding",
-    "GeneralizationBound",
-    "LossState",
+    "History",
     "Margin",
-    "NetworkConstants",
     "NormalizedLayers",
-    "NormalizedWeight",
-    "Problem",
-    "RSCCondition",
     "RSCConstants",
-    "RSCRadii",
     "TangentKernel",
     "TheoremStatus",
     "WeightNormConstants",
     "applicable_theorems",
-    "batchnorm_factors",
-    "batchnorm_form",
     "batchnorm_margin",
     "batchnorm_rademacher",
-    "batchnorm_theorem",
-    "chain_of",
-    "dyadic_data",
-    "dyadic_linear_margin",
-    "edges_of_stability",
     "empirical_ntk",
-    "feeding_layers",
-    "generalization_bound",
-    "guaranteed_step",
     "hessian_eigenpairs",
-    "hessian_operator",
     "hessian_top_eigenvalue",
     "hessian_vector_product",
     "infinite_width_kernels",
-    "kernel_change",
-    "label_alignment",
-    "loss_constants",
     "min_weight_norm",
-    "network_complexity",
-    "network_constants",
-    "network_problem",
     "normalized_layers",
-    "ntk_lower_bound",
     "predictor_hessian_norm",
-    "preserve_state",
-    "record_forward",
-    "rsc_condition",
+    "read_histories",
     "rsc_constants",
-    "rsc_radii",
     "rsc_ratio",
-    "theorem_table",
     "weight_norms",
     "weightnorm_constants",
     "weightnorm_generalization_bound",
-    "weightnorm_rademacher",
+    "write_report",
 ]
 
 try:
     __version__ = version("lightning-normtheory")
 except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0.0.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,1 +1,16 @@
 """Hessian products, eigenvalues, and the edge of stability."""
+
+from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
+from lightning_normtheory.hessian.eigenvalues import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue
+from lightning_normtheory.hessian.operator import hessian_operator, hessian_vector_product
+from lightning_normtheory.hessian.predictor import predictor_hessian_norm
+
+__all__ = [
+    "Eigenpair",
+    "edges_of_stability",
+    "hessian_eigenpairs",
+    "hessian_operator",
+    "hessian_top_eigenvalue",
+    "hessian_vector_product",
+    "predictor_hessian_norm",
+]

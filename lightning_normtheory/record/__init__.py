@@ -1,1 +1,6 @@
 """The file of a run: what is in it, and how to read it. Loads neither torch nor Lightning."""
+
+from lightning_normtheory.record.history import History, read_histories
+from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
+
+__all__ = ["History", "TheoremStatus", "read_histories", "theorem_table"]

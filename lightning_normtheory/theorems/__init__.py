@@ -1,1 +1,68 @@
-"""Which theorem applies, and the bounds that it gives."""
+"""Which theorems apply to a network, and the bounds that they give."""
+
+from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
+from lightning_normtheory.theorems.applicability import applicable_theorems
+from lightning_normtheory.theorems.chain_bounds import NetworkConstants, loss_constants, network_constants
+from lightning_normtheory.theorems.complexity import Complexity, network_complexity
+from lightning_normtheory.theorems.descent import LossState, guaranteed_step
+from lightning_normtheory.theorems.generalization import GeneralizationBound, generalization_bound
+from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_rademacher, batchnorm_theorem
+from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
+from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form
+from lightning_normtheory.theorems.papers.bn_margin import Margin, batchnorm_margin
+from lightning_normtheory.theorems.papers.dgm import infinite_width_kernels
+from lightning_normtheory.theorems.papers.dyadic import dyadic_data, dyadic_linear_margin
+from lightning_normtheory.theorems.papers.rsc import (
+    RSCCondition,
+    RSCConstants,
+    RSCRadii,
+    ntk_lower_bound,
+    rsc_condition,
+    rsc_constants,
+    rsc_radii,
+)
+from lightning_normtheory.theorems.papers.wn import WeightNormConstants, weightnorm_constants
+from lightning_normtheory.theorems.papers.wn_generalization import (
+    weightnorm_generalization_bound,
+    weightnorm_rademacher,
+)
+from lightning_normtheory.theorems.problem import Problem, network_problem
+
+__all__ = [
+    "BatchNormForm",
+    "BatchNormTheorem",
+    "Complexity",
+    "GeneralizationBound",
+    "LossState",
+    "Margin",
+    "NetworkConstants",
+    "Problem",
+    "RSCCondition",
+    "RSCConstants",
+    "RSCRadii",
+    "TheoremStatus",
+    "WeightNormConstants",
+    "applicable_theorems",
+    "batchnorm_factors",
+    "batchnorm_form",
+    "batchnorm_margin",
+    "batchnorm_rademacher",
+    "batchnorm_theorem",
+    "dyadic_data",
+    "dyadic_linear_margin",
+    "generalization_bound",
+    "guaranteed_step",
+    "infinite_width_kernels",
+    "loss_constants",
+    "network_complexity",
+    "network_constants",
+    "network_problem",
+    "ntk_lower_bound",
+    "rsc_condition",
+    "rsc_constants",
+    "rsc_radii",
+    "theorem_table",
+    "weightnorm_constants",
+    "weightnorm_generalization_bound",
+    "weightnorm_rademacher",
+]

@@ -1,1 +1,5 @@
 """How a run is shown: report, dashboard, terminal. Loads neither torch nor Lightning."""
+
+from lightning_normtheory.view.html.report import write_report
+
+__all__ = ["write_report"]

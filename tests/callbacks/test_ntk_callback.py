@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory import empirical_ntk, infinite_width_kernels, label_alignment
+from lightning_normtheory import empirical_ntk, infinite_width_kernels
 from lightning_normtheory.callbacks import NormTheory, NTKLeastEigenvalue
+from lightning_normtheory.ntk import label_alignment
 
 from support.lit import FEATURES, Classifier, Stream, loader, rows, tensors, trainer
 from support.theorem_cases import DGMNetwork, unit_samples

@@ -11,17 +11,10 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory import (
-    LossState,
-    batchnorm_margin,
-    guaranteed_step,
-    hessian_top_eigenvalue,
-    network_problem,
-    rsc_ratio,
-    weightnorm_constants,
-)
+from lightning_normtheory import batchnorm_margin, hessian_top_eigenvalue, rsc_ratio, weightnorm_constants
 from lightning_normtheory.callbacks import BatchNormTheory, ConvergenceCertificate, NormTheory, RademacherBound
 from lightning_normtheory.record.history import read_histories
+from lightning_normtheory.theorems import LossState, guaranteed_step, network_problem
 from lightning_normtheory.theorems.generalization import generalization_bound
 from lightning_normtheory.theorems.papers.bn_form import batchnorm_form
 

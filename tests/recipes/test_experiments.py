@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_normtheory import batchnorm_form, batchnorm_margin, empirical_ntk, infinite_width_kernels, kernel_change
+from lightning_normtheory import batchnorm_margin, empirical_ntk, infinite_width_kernels
+from lightning_normtheory.ntk import kernel_change
 from lightning_normtheory.recipes.datasets.images import Images
 from lightning_normtheory.recipes.datasets.synthetic import GaussianClasses, Sphere
 from lightning_normtheory.recipes.models import BatchNormNet, BottleneckNet, RegimesNet, WideNet
+from lightning_normtheory.theorems import batchnorm_form
 
 
 def lambda_min(kernel):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_normtheory import hessian_operator
+from lightning_normtheory.hessian import hessian_operator
 
 from support.models import MODELS, Model
 

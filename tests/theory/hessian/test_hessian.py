@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lightning_normtheory import hessian_operator, hessian_vector_product
+from lightning_normtheory import hessian_vector_product
+from lightning_normtheory.hessian import hessian_operator
 from lightning_normtheory.model.checks import trainable_parameters
 
 from support.hessian_cases import CASES, LOSSES, TABLE, assembled, batches_of, prepared, sum_square

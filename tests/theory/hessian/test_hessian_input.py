@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_normtheory import hessian_operator, hessian_vector_product, rsc_ratio
+from lightning_normtheory import hessian_vector_product, rsc_ratio
 from lightning_normtheory.autodiff.second_derivatives import SecondDerivativeError
+from lightning_normtheory.hessian import hessian_operator
 
 from support.hessian_cases import assembled, batches_of, ones_like, sum_square
 from support.models import MODELS, Cube, Graph, direction

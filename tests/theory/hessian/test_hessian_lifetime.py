@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_normtheory import hessian_operator, hessian_vector_product
+from lightning_normtheory import hessian_vector_product
+from lightning_normtheory.hessian import hessian_operator
 from lightning_normtheory.hessian.operator import LossHessian
 from lightning_normtheory.model.checks import trainable_parameters
 

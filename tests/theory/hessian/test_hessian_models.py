@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from lightning_normtheory import hessian_operator, hessian_vector_product
+from lightning_normtheory import hessian_vector_product
+from lightning_normtheory.hessian import hessian_operator
 
 from support.hessian_cases import assembled, batches_of, sum_square
 from support.models import MODELS, WEIGHT_NORM_FORMS, Graph, direction, length, parametrized_weight_norm

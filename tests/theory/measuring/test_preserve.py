@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_normtheory import preserve_state
+from lightning_normtheory.measuring.preserve import preserve_state
 
 from support.models import MODELS, hook_weight_norm, parametrized_weight_norm
 

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_normtheory import feeding_layers, normalized_layers
+from lightning_normtheory import normalized_layers
+from lightning_normtheory.norms import feeding_layers
 
 from support.feeding_nets import NETS, UNDECIDABLE, make
 from support.feeding_parts import Squash, bn, conv, image

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_normtheory import NormalizedWeight, normalized_layers
+from lightning_normtheory import normalized_layers
 from lightning_normtheory.model.layers import (
+    NormalizedWeight,
     batch_norm_layers,
     public_name,
     unit_vectors,

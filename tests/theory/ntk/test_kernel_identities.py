@@ -10,14 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from lightning_normtheory import (
-    empirical_ntk,
-    infinite_width_kernels,
-    kernel_change,
-    label_alignment,
-    preserve_state,
-    rsc_ratio,
-)
+from lightning_normtheory import empirical_ntk, infinite_width_kernels, rsc_ratio
+from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.ntk import kernel_change, label_alignment
 from lightning_normtheory.ntk.rank import count_distinct
 from lightning_normtheory.theorems.papers.dgm import DGMForm, dgm_form
 

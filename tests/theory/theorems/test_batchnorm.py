@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_normtheory import batchnorm_factors
+from lightning_normtheory.theorems import batchnorm_factors
 
 from support.models import Graph
 

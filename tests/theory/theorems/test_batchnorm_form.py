@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lightning_normtheory import batchnorm_factors
 from lightning_normtheory.callbacks.batchnorm_theory import BatchNormTheoryDiagnostic
 from lightning_normtheory.callbacks.engine.diagnostic import NotApplicable
+from lightning_normtheory.theorems import batchnorm_factors
 from lightning_normtheory.theorems.papers.bn_bounds import batchnorm_theorem
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form, batchnorm_network
 from lightning_normtheory.theorems.papers.bn_margin import batchnorm_margin

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_normtheory import applicable_theorems, network_problem
+from lightning_normtheory import applicable_theorems
 from lightning_normtheory.architecture.chain import Chain, chain_of
 from lightning_normtheory.architecture.operations import Opaque, walk
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.callbacks import ConvergenceCertificate, NormTheory, RademacherBound
+from lightning_normtheory.theorems import network_problem
 from lightning_normtheory.theorems.complexity import network_complexity
 from lightning_normtheory.theorems.losses import identify_loss
 

@@ -8,7 +8,9 @@ import torchvision
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from lightning_normtheory import applicable_theorems, network_problem, theorem_table
+from lightning_normtheory import applicable_theorems
+from lightning_normtheory.record import theorem_table
+from lightning_normtheory.theorems import network_problem
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss
 
 from support.theorem_cases import dgm_network, paper_network, rsc_network, square, targets, unit
