@@ -9,6 +9,8 @@ import warnings
 import pytest
 import torch
 
+import support  # noqa: F401  scripts of the tests find it through PYTHONPATH
+
 if importlib.util.find_spec("lightning_normtheory") is None or not importlib.util.find_spec(
     "lightning_normtheory.callbacks"
 ):

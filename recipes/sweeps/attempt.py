@@ -86,7 +86,7 @@ def command(arguments: Sequence[str], output: Path) -> list[str]:
 
     Example:
         >>> command(["quickstart", "--seed_everything=0"], Path("here"))[1:]
-        ['-m', 'lightning_normtheory.recipes.cli.main', 'run', 'quickstart', '--seed_everything=0', '--output=here']
+        ['-m', 'lightning_normtheory.recipes.cli', 'run', 'quickstart', '--seed_everything=0', '--output=here']
     """
     return [sys.executable, "-m", "lightning_normtheory.recipes.cli", "run", *arguments, f"--output={output}"]
 

@@ -256,7 +256,7 @@ def test_a_run_does_not_outlive_a_killed_sweep(child, tmp_path, capsys):
     driver = tmp_path / "driver.py"
     driver.write_text(f"""
 import sys
-from lightning_normtheory.recipes import attempt
+from lightning_normtheory.recipes.sweeps import attempt
 from lightning_normtheory.recipes.sweeps.sweep import sweep
 start = {attempt.command([], "")[:-1]}
 attempt.command = lambda arguments, output: [*start, *arguments, f"--output={{output}}"]

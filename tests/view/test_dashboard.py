@@ -65,7 +65,7 @@ def views(server):
 
 def run(code, environment):
     """A process of its own: the client remembers for ever who is logged in where."""
-    command = f"from lightning_normtheory.recipes import dashboard\n{code}"
+    command = f"from lightning_normtheory.view import dashboard\n{code}"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     return subprocess.run(
         [sys.executable, "-c", command],

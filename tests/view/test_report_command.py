@@ -145,7 +145,7 @@ SCRIPT = """
 import time
 import pytorch_lightning as pl
 from lightning_normtheory.callbacks import NormTheory
-from lit import Classifier, loader, trainer
+from support.lit import Classifier, loader, trainer
 
 class Slow(Classifier):
     def on_train_epoch_start(self):
@@ -157,8 +157,8 @@ trainer([NormTheory(probe=16)], max_epochs=9, default_root_dir=".").fit(Slow("wn
 """
 
 
-def test_a_killed_run_is_reported_to_its_last_epoch(here, capsys, request):
-    environment = {"PYTHONPATH": str(request.path.parent), "PATH": "/usr/bin:/bin"}
+def test_a_killed_run_is_reported_to_its_last_epoch(here, capsys):
+    environment = {"PYTHONPATH": os.environ["PYTHONPATH"], "PATH": "/usr/bin:/bin"}
     child = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGKILL)
