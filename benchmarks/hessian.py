@@ -140,11 +140,11 @@ def cost_table(name: str) -> Table:
     table.add_column("cost", justify="right")
     table.add_row("graph of the gradient, once", f"{build:.2f} G")
     table.add_row("product, after that", f"{statistics.median(ratios):.2f} G")
-    table.add_row("Lanczos without its products, per step", f"{_reorthogonalisation(vector) / product:.2f} products")
+    table.add_row("Lanczos without its products, per step", f"{_reorthogonalization(vector) / product:.2f} products")
     return table
 
 
-def _reorthogonalisation(vector: Tensor) -> float:
+def _reorthogonalization(vector: Tensor) -> float:
     """Seconds per step of Lanczos on a map that costs next to nothing, with a basis that fills up to 24 vectors."""
     diagonal = torch.linspace(-1, 1, len(vector))
     seconds = timed(lambda: lanczos(diagonal.mul, vector, which="algebraic", tol=1e-9, max_products=24))

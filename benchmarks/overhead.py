@@ -113,7 +113,7 @@ class Watch(pl.Callback):
 
 
 def images(samples: int) -> tuple[Tensor, Tensor]:
-    """Colour images of 32×32 of unit norm in ten classes, like CIFAR-10: pixels between 0 and 1 with its mean and
+    """Color images of 32×32 of unit norm in ten classes, like CIFAR-10: pixels between 0 and 1 with its mean and
     deviation, amplitudes that fall as 1/f.
 
     How many products the Hessian takes depends on it: where no direction of the inputs stands out, no eigenvalue does.
@@ -128,9 +128,9 @@ def images(samples: int) -> tuple[Tensor, Tensor]:
 
 def _natural(samples: int, generator: torch.Generator) -> Tensor:
     frequency = torch.cartesian_prod(torch.fft.fftfreq(32), torch.fft.rfftfreq(32)).norm(dim=1).view(32, 17)
-    grey = torch.fft.rfft2(torch.randn(samples, 1, 32, 32, generator=generator))
-    colour = torch.fft.rfft2(torch.randn(samples, 3, 32, 32, generator=generator))
-    return torch.fft.irfft2((grey + 0.3 * colour) / frequency.clamp(min=1 / 32), s=(32, 32))
+    gray = torch.fft.rfft2(torch.randn(samples, 1, 32, 32, generator=generator))
+    color = torch.fft.rfft2(torch.randn(samples, 3, 32, 32, generator=generator))
+    return torch.fft.irfft2((gray + 0.3 * color) / frequency.clamp(min=1 / 32), s=(32, 32))
 
 
 def run(epochs: int, steps: int) -> Watch:

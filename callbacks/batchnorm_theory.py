@@ -1,4 +1,4 @@
-"""`BatchNormTheory`: the normalisation factors of any BatchNorm, and BN's margins, radii and bound where they apply."""
+"""`BatchNormTheory`: the normalization factors of any BatchNorm, and BN's margins, radii and bound where they apply."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
@@ -181,7 +181,7 @@ def _two_classes(targets: Tensor | None, n: int) -> Tensor | None:
 
 
 class BatchNormTheory(DiagnosticCallback):
-    """Logs the normalisation factors of every BatchNorm, N_j = √(var_j + ε), and for the two-layer ReLU networks of BN
+    """Logs the normalization factors of every BatchNorm, N_j = √(var_j + ε), and for the two-layer ReLU networks of BN
     (see `batchnorm_form`) the margins at fit start and the way of the weights since.
 
     Logged after every n-th epoch:
@@ -193,7 +193,7 @@ class BatchNormTheory(DiagnosticCallback):
     and for a network of BN's form, on the first samples of the probe, whose statistics are used:
 
     * ``normtheory/batchnorm_epsilon_start``: ε_N at fit start; ``normtheory/batchnorm_input_norm``: max‖x̄_i‖, which the
-      theory takes to be at most 1; ``normtheory/batchnorm_shift``: the largest bias behind the normalisation, 0 at fit
+      theory takes to be at most 1; ``normtheory/batchnorm_shift``: the largest bias behind the normalization, 0 at fit
       start, and in the theory for ever;
     * ``normtheory/batchnorm_displacement_u`` = ‖U_t − U_0‖, U = (a, c), and ``…_displacement_v`` = ‖V_t − V_0‖_F;
 

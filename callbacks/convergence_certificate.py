@@ -272,14 +272,14 @@ class ConvergenceCertificate(DiagnosticCallback):
     Every guarantee is about one step of gradient descent on the samples of the probe, from where the parameters are:
     L⁺ ≤ rate · L. It is about the training set where the probe is the whole of it. Steps on other batches, momentum
     and weight decay have no guarantee in these papers, and a condition that holds now need not hold after such steps.
-    For the square loss only, recognised by its value at every measurement.
+    For the square loss only, recognized by its value at every measurement.
 
     The table of the theorems is printed at fit start, and is in the header of ``normtheory.jsonl``.
 
     Logged after every n-th epoch, as far as the network allows it; what cannot be tested is not there:
 
     * chains of Linear layers or convolutions with smooth activations: ``normtheory/certificate_rsc``: 1 if α > 0 (WN,
-      Lemma 5.1, generalised), ``…_rsc_margin`` = α;
+      Lemma 5.1, generalized), ``…_rsc_margin`` = α;
     * ``normtheory/certificate_alpha``, ``…_beta`` (WN, Lemmas 5.1 and 5.2), ``…_step`` = 1/β, ``…_rho_2``: how far that
       step goes, ``…_rate`` = 1 − R/(2β), the guaranteed L⁺/L of that step; ``…_hessian_bound`` ≥ ‖∇²f‖,
       ``…_gradient_bound`` ≥ ‖∂f/∂θ‖, ``…_lipschitz_bound`` ≥ ‖∂f/∂x‖;

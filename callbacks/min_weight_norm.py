@@ -29,7 +29,7 @@ class MinWeightNormDiagnostic(Diagnostic):
         if unfed:
             name, reason = next(iter(unfed.items()))
             rank_zero_warn(
-                f"{len(unfed)} BatchNorm layers normalise something else than a known layer's output, and no weight "
+                f"{len(unfed)} BatchNorm layers normalize something else than a known layer's output, and no weight "
                 f"is counted for them. The first is {name!r}: {reason}. See normalized_layers(model).unknown for all."
             )
 
@@ -46,11 +46,11 @@ class MinWeightNormDiagnostic(Diagnostic):
 
 
 class MinWeightNorm(DiagnosticCallback):
-    """Logs the smallest norm of a weight vector in any normalised layer. It reads weights only, no data.
+    """Logs the smallest norm of a weight vector in any normalized layer. It reads weights only, no data.
 
     Logged after every n-th epoch:
 
-    * ``normtheory/min_weight_norm``: w_min = min over units i and normalised layers l of ‖W_i^(l)‖₂, where W_i is the
+    * ``normtheory/min_weight_norm``: w_min = min over units i and normalized layers l of ‖W_i^(l)‖₂, where W_i is the
       direction v_i of a WeightNorm, or the raw weights of a unit that feeds a BatchNorm;
     * ``normtheory_layers/weight_norm__LAYER``: the minimum over the units of each layer;
     * ``normtheory/seconds``: what the measurement cost.
@@ -59,7 +59,7 @@ class MinWeightNorm(DiagnosticCallback):
     (DGM, eq. 2.3).
 
     Raises:
-        ValueError: at fit start, if the model has no normalised layer.
+        ValueError: at fit start, if the model has no normalized layer.
 
     The arguments are those of `DiagnosticCallback`.
 

@@ -24,7 +24,7 @@ class NormTheory(DiagnosticCallback):
     """Logs all that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`, `BatchNormTheory`,
     `RademacherBound` and `ConvergenceCertificate` log, with what they share computed once.
 
-    A diagnostic that does not apply to the model (the weight norms of a model without normalised layers) is left out,
+    A diagnostic that does not apply to the model (the weight norms of a model without normalized layers) is left out,
     and a warning at fit start says so. The arguments that are not listed are those of `DiagnosticCallback`.
 
     Args:

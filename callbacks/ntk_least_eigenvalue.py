@@ -214,7 +214,7 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     * ``normtheory/ntk_change``: ‖K − K₀‖_F/‖K₀‖_F against the kernel at fit start, and ``normtheory/ntk_change_max``,
       the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first one measured. In a network with
       BatchNorm, whose running statistics are not yet those of the data, K₀ changes with these alone;
-    * ``normtheory/ntk_label_alignment``: the cosine between the centred kernel and that of the labels, where the batch
+    * ``normtheory/ntk_label_alignment``: the cosine between the centered kernel and that of the labels, where the batch
       is a pair (x, y);
     * with WeightNorm, ``normtheory/ntk_direction_share``, ``…_length_share``, ``…_rest_share``: the parts of the trace;
       ``normtheory/ntk_direction_lambda_min`` and ``normtheory/ntk_length_lambda_min``; ``normtheory/ntk_crossover`` =

@@ -67,7 +67,7 @@ class RSCRatio(DiagnosticCallback):
     where `torch.nn.MSELoss` averages.
 
     Raises:
-        ValueError: at fit start, for manual optimisation without ``loss=``, a batch whose input cannot be found without
+        ValueError: at fit start, for manual optimization without ``loss=``, a batch whose input cannot be found without
             ``predict=``, or an empty loader.
 
     The arguments are those of `DiagnosticCallback`.

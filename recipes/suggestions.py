@@ -1,4 +1,4 @@
-"""The valid name that is nearest to a misspelt one."""
+"""The valid name that is nearest to a misspelled one."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -23,7 +23,7 @@ def nearest_option(option: str, known: Iterable[str]) -> str | None:
     """The nearest of some dotted options.
 
     Among those of the same section only the last part counts: all of ``--trainer.*`` are alike otherwise. Then comes
-    an option of another section with the same last part, then whatever is spelt alike.
+    an option of another section with the same last part, then whatever is spelled alike.
 
     Example:
         >>> known = ["--trainer.max_epochs", "--model.width", "--model.lr", "--output"]

@@ -15,7 +15,7 @@ from lightning_normtheory.callbacks.engine.budget import TimeBudget
 from lightning_normtheory.callbacks.engine.checks import (
     check_arguments,
     check_strategy,
-    check_synchronised,
+    check_synchronized,
     check_training_step,
     refuse_unknown_arguments,
 )
@@ -129,7 +129,7 @@ class DiagnosticCallback(ReportingCallback):
         if not any(diagnostic.needs_validation for diagnostic in self._active):
             self._validation_probe = None
         if self._needs_probe:
-            check_synchronised(trainer, pl_module, self._uses_batch_statistics(pl_module), type(self).__name__)
+            check_synchronized(trainer, pl_module, self._uses_batch_statistics(pl_module), type(self).__name__)
             refuse_uninitialized(pl_module)
             if self.loss is None and any(diagnostic.needs_loss for diagnostic in self._active):
                 check_training_step(pl_module, type(self).__name__)

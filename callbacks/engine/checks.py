@@ -11,7 +11,7 @@ from torch import nn
 __all__ = [
     "check_arguments",
     "check_strategy",
-    "check_synchronised",
+    "check_synchronized",
     "check_training_step",
     "refuse_unknown_arguments",
 ]
@@ -77,7 +77,7 @@ def check_strategy(trainer: Trainer, callback: str) -> None:
         )
 
 
-def check_synchronised(trainer: Trainer, pl_module: LightningModule, batch_stats: bool, callback: str) -> None:
+def check_synchronized(trainer: Trainer, pl_module: LightningModule, batch_stats: bool, callback: str) -> None:
     """Whether a SyncBatchNorm would have to be differentiated through the statistics of all processes.
 
     Raises:
@@ -98,7 +98,7 @@ def check_training_step(pl_module: LightningModule, callback: str) -> None:
     remedy = f"Pass {callback}(loss=...), a function of the module and a batch that returns the mean loss."
     if not pl_module.automatic_optimization:
         raise ValueError(
-            f"Expected a training_step that returns the loss, but {type(pl_module).__name__} optimises manually: "
+            f"Expected a training_step that returns the loss, but {type(pl_module).__name__} optimizes manually: "
             f"calling its training_step would train it. {remedy}"
         )
     if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:

@@ -261,7 +261,7 @@ def default_predict(module: LightningModule, batch: Any) -> Tensor:
 
 
 def training_step_loss(module: LightningModule, batch: Any, batch_idx: int) -> Tensor:
-    """The loss that the module's own `training_step` returns, regularisers included."""
+    """The loss that the module's own `training_step` returns, regularizers included."""
     names = inspect.signature(module.training_step).parameters
     variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in names.values())
     arguments = (batch, batch_idx) if len(names) > 1 or variadic else (batch,)  # as Lightning decides it

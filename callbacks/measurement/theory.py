@@ -23,7 +23,7 @@ __all__ = ["ExaminedFunction"]
 
 # Samples on which the forward pass is watched.
 _WATCHED = 4
-# Batches, and samples of each, on which the loss is recognised.
+# Batches, and samples of each, on which the loss is recognized.
 _LOSS_BATCHES, _LOSS_SAMPLES = 4, 64
 
 

@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 def power_iteration(
     product: Product, start: Tensor, *, which: Which, tol: float, max_products: int, project: Product | None = None
 ) -> Pair:
-    """x ← (H + σI)x, normalised; λ from the span of the last two iterates, until ‖Hv − λv‖ ≤ tol·|λ|.
+    """x ← (H + σI)x, normalized; λ from the span of the last two iterates, until ‖Hv − λv‖ ≤ tol·|λ|.
 
     The iterates turn to the eigenvalue of the largest magnitude. Two of them, and not one, because with eigenvalues λ
     and −λ they turn to the plane of both. For the largest algebraic one, σ stays zero unless the iterates come near an
@@ -152,7 +152,7 @@ def batched_lanczos(
     pairs: list[Pair | None] = [None] * len(start)
     for products in range(1, max_products + 1):
         tick("product")
-        w, beta = krylov.orthogonalise(product(krylov.last), project)
+        w, beta = krylov.orthogonalize(product(krylov.last), project)
         values, vectors = krylov.ritz(which)
         scale = krylov.scale
         residuals = beta * vectors[:, -1, 0].abs()
@@ -176,7 +176,7 @@ def batched_lanczos(
 
 
 class _Krylov:
-    """Orthonormal bases Q (b, m, p) of Krylov spaces, reorthogonalised in every step, and T = QHQᵀ (b, m, m).
+    """Orthonormal bases Q (b, m, p) of Krylov spaces, reorthogonalized in every step, and T = QHQᵀ (b, m, m).
 
     Attributes:
         scale: the largest |T| so far, for each map: what its rounding is relative to.
@@ -201,7 +201,7 @@ class _Krylov:
     def last(self) -> Tensor:
         return self._Q[:, self._j]
 
-    def orthogonalise(self, w: Tensor, project: Product | None) -> tuple[Tensor, Tensor]:
+    def orthogonalize(self, w: Tensor, project: Product | None) -> tuple[Tensor, Tensor]:
         """What is new in w = H q_j, and its norm."""
         j, T = self._j, self._T
         T[:, j, j] = (self.last * w).sum(1).cpu()

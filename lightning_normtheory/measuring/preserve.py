@@ -27,7 +27,7 @@ def preserve_state(
     """Inside: the deterministic function that is trained. Afterwards: the model as it was, to the last bit.
 
     Dropout and every other layer that behaves differently in training is switched off, except for the layers that
-    normalise with statistics of the batch. A compiled model runs as it was written.
+    normalize with statistics of the batch. A compiled model runs as it was written.
 
     Args:
         model: its parameters, buffers, ``.grad``, train/eval flags and python attributes are restored on exit, and so

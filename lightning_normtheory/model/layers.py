@@ -1,4 +1,4 @@
-"""The normalised layers of a model: which weight vectors a WeightNorm or a BatchNorm makes scale-free."""
+"""The normalized layers of a model: which weight vectors a WeightNorm or a BatchNorm makes scale-free."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ FEEDING_LAYERS = (nn.Linear, _ConvNd, nn.Bilinear, nn.Embedding, nn.EmbeddingBag
 
 @dataclass(frozen=True)
 class NormalizedWeight:
-    """One weight tensor that is normalised unit by unit.
+    """One weight tensor that is normalized unit by unit.
 
     Attributes:
         name: of the layer, followed by the name of the tensor where that is not ``weight`` (``lstm.weight_hh_l0``).
@@ -69,7 +69,7 @@ def weight_norm_layers(model: nn.Module) -> Iterator[NormalizedWeight]:
 
 
 def weight_norm_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The triples (name, g, v) of the weights that this very module normalises as w = g v/‖v‖."""
+    """The triples (name, g, v) of the weights that this very module normalizes as w = g v/‖v‖."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm):
             yield hook.name, getattr(module, hook.name + "_g"), getattr(module, hook.name + "_v")
@@ -121,12 +121,12 @@ def public_name(path: str, tensor_name: str = "weight") -> str:
 
 
 def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Every BatchNorm (1d to 3d, synchronised) by the name of its module."""
+    """Every BatchNorm (1d to 3d, synchronized) by the name of its module."""
     return {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
 
 
 def with_batch_statistics(model: nn.Module) -> bool:
-    """Whether a BatchNorm of the model, as it is set, normalises with the statistics of the batch."""
+    """Whether a BatchNorm of the model, as it is set, normalizes with the statistics of the batch."""
     return any(layer.training or layer.running_mean is None for layer in batch_norm_layers(model).values())
 
 
@@ -135,5 +135,5 @@ def refuse_uninitialized(model: nn.Module) -> None:
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(
-            f"Expected initialised parameters, but {lazy[0]!r} is still lazy. Run one batch through the model first."
+            f"Expected initialized parameters, but {lazy[0]!r} is still lazy. Run one batch through the model first."
         )

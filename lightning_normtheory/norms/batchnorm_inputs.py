@@ -26,7 +26,7 @@ class Feeding(NamedTuple):
     """What enters one BatchNorm.
 
     Attributes:
-        layers: module names of the layers whose units it makes scale-free; more than one where it normalises a
+        layers: module names of the layers whose units it makes scale-free; more than one where it normalizes a
             concatenation.
         unknown: why there is none, or where its other channels come from; empty when everything is accounted for.
     """

@@ -84,12 +84,12 @@ _NDIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
 
 
 def enter_batch_norm(path: str, module: _BatchNorm, flow: Flow) -> tuple[Flow, Flow]:
-    """What a BatchNorm normalises, with the scalings that it undoes, and its output."""
+    """What a BatchNorm normalizes, with the scalings that it undoes, and its output."""
     shapes = next((ndims for kind, ndims in _NDIMS.items() if isinstance(module, kind)), (2, 3, 4, 5))
     # The output of a Linear of which no more is known is taken to be (samples, features).
     on_axis_1 = flow.axis == 1 or (2 in shapes and flow.ndim in (None, 2))
     if not on_axis_1 or flow.ndim not in (None, *shapes) or flow.channels not in (None, module.num_features):
-        flow = obstruct([flow], f"{path!r} normalises another axis than that of the units before it")
+        flow = obstruct([flow], f"{path!r} normalizes another axis than that of the units before it")
     return flow, Flow({}, flow.tainted, unknown=f"it follows the BatchNorm {path!r}")
 
 

@@ -20,7 +20,7 @@ class NormalizedLayers(NamedTuple):
     """The result of `normalized_layers`.
 
     Attributes:
-        weights: every normalised weight of the model, each once.
+        weights: every normalized weight of the model, each once.
         unknown: BatchNorm layers, some or all of whose input comes from no layer that we can name, with the reason.
     """
 
@@ -29,7 +29,7 @@ class NormalizedLayers(NamedTuple):
 
 
 def normalized_layers(model: nn.Module) -> NormalizedLayers:
-    """Find every weight that a WeightNorm or a BatchNorm normalises.
+    """Find every weight that a WeightNorm or a BatchNorm normalizes.
 
     A layer under WeightNorm that also feeds a BatchNorm is listed as WeightNorm: its free vector is the direction v.
 
@@ -58,7 +58,7 @@ def normalized_layers(model: nn.Module) -> NormalizedLayers:
 
 
 def weight_norms(model: nn.Module) -> dict[str, Tensor]:
-    """‖W_i‖₂ of every unit i of every normalised layer, by layer name: one tensor (units,) per layer.
+    """‖W_i‖₂ of every unit i of every normalized layer, by layer name: one tensor (units,) per layer.
 
     W_i is the direction v_i of a WeightNorm (``weight_v``, ``parametrizations.weight.original1``), one vector per index
     of its ``dim``; and the raw weights of an output unit where the layer feeds a BatchNorm: a row of a Linear, the
@@ -84,12 +84,12 @@ def _norms(vectors: Tensor) -> Tensor:
 
 
 def min_weight_norm(model: nn.Module) -> float:
-    """w_min = min over units i and normalised layers l of ‖W_i^(l)‖₂ (WN, Definition 3.1).
+    """w_min = min over units i and normalized layers l of ‖W_i^(l)‖₂ (WN, Definition 3.1).
 
     The printed definition squares the right-hand side only; the paper's bounds and figures use the plain norm, as here.
 
     Raises:
-        ValueError: if no layer is normalised.
+        ValueError: if no layer is normalized.
 
     Example:
         >>> layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))

@@ -25,7 +25,7 @@ def kernel_change(kernel: Tensor, reference: Tensor) -> float:
 
 
 def label_alignment(kernel: Tensor, targets: Tensor) -> float:
-    """⟨K_c, (YYᵀ)_c⟩/(‖K_c‖‖(YYᵀ)_c‖), the cosine between the kernel and that of the labels, both centred: A_c = CAC
+    """⟨K_c, (YYᵀ)_c⟩/(‖K_c‖‖(YYᵀ)_c‖), the cosine between the kernel and that of the labels, both centered: A_c = CAC
     with C = I − 11ᵀ/n. It is 1 where the kernel knows the classes and nothing else, near 0 where it knows nothing of
     them; NaN if all labels are the same.
 
@@ -49,7 +49,7 @@ def label_alignment(kernel: Tensor, targets: Tensor) -> float:
         y = (y[:, None] == y.unique()).to(kernel.dtype)
     y = y.reshape(len(y), -1).to(kernel.dtype)
     y = y - y.mean(0)
-    centred = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
-    aligned = float((y * (centred @ y)).sum())
-    scale = float(centred.norm()) * float((y.t() @ y).norm())
+    centered = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
+    aligned = float((y * (centered @ y)).sum())
+    scale = float(centered.norm()) * float((y.t() @ y).norm())
     return aligned / scale if scale > 0 else math.nan

@@ -293,8 +293,8 @@ def _group_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site |
     def normalized() -> Tensor:
         x = node._saved_input
         groups = x.reshape(node._saved_N, node._saved_group, -1)
-        centred = groups - node._saved_result1.reshape(node._saved_N, node._saved_group, 1)
-        return (centred * node._saved_result2.reshape(node._saved_N, node._saved_group, 1)).view(x.shape)
+        centered = groups - node._saved_result1.reshape(node._saved_N, node._saved_group, 1)
+        return (centered * node._saved_result2.reshape(node._saved_N, node._saved_group, 1)).view(x.shape)
 
     return _on_channels(node._saved_input.dim() - 2, leaf, normalized if index == 1 else None)
 

@@ -29,7 +29,7 @@ class Plan:
         evidence: of the samples that were looked at.
         saved_entries: the size of what autograd keeps of the forward pass, per sample.
         cotangents: how many of them mix into the one that was tried.
-        graph: what the uses of the parameters look like, to recognise them.
+        graph: what the uses of the parameters look like, to recognize them.
         axes: where the samples are, for each use.
         structured: leaves with the uses that they have.
         one_by_one: parameters whose gradients are taken sample by sample.

@@ -28,7 +28,7 @@ _LOW, _HIGH = "min,last", "max,last"
 
 METRICS: tuple[Metric, ...] = (
     # MinWeightNorm
-    Metric("min_weight_norm", "w_min", "the smallest norm of a weight vector in a normalised layer", _LOW),
+    Metric("min_weight_norm", "w_min", "the smallest norm of a weight vector in a normalized layer", _LOW),
     Metric("layers/weight_norm__*", "w_min", "the smallest norm of a weight vector of the layer", _LOW),
     # RSCRatio
     Metric("loss", "L", "the mean loss of the probe, dropout off", _LOW),
@@ -63,7 +63,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("ntk_seconds", "tangent kernel", "seconds that the tangent kernel took", _HIGH),
     Metric("ntk_change", "‖K−K₀‖/‖K₀‖", "the kernel's change since the start", _HIGH),
     Metric("ntk_change_max", "ΔK", "the largest change of the kernel so far"),
-    Metric("ntk_label_alignment", "alignment", "the cosine between the centred kernel and that of the labels", _HIGH),
+    Metric("ntk_label_alignment", "alignment", "the cosine between the centered kernel and that of the labels", _HIGH),
     Metric("ntk_direction_share", "directions", "the share of WeightNorm's directions in the kernel's trace"),
     Metric("ntk_length_share", "lengths", "the share of WeightNorm's lengths in the kernel's trace"),
     Metric("ntk_rest_share", "rest", "the share of all other parameters in the kernel's trace"),
@@ -89,7 +89,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("generalization_train_loss", "training loss", "the loss of the probe, as the network predicts", _LOW),
     Metric("generalization_validation_loss", "validation loss", "the loss of as many validation samples", _LOW),
     # ConvergenceCertificate
-    Metric("certificate_rsc", "restricted strong convexity", "1 if α > 0 (WN, Lemma 5.1, generalised)", _LOW),
+    Metric("certificate_rsc", "restricted strong convexity", "1 if α > 0 (WN, Lemma 5.1, generalized)", _LOW),
     Metric("certificate_rsc_margin", "margin α", "by how much that condition holds", _LOW),
     Metric("certificate_ntk", "kernel positive definite", "1 if λ_min of the full kernel is above its floor", _LOW),
     Metric("certificate_ntk_margin", "margin λ_min − floor", "by how much that condition holds", _LOW),
@@ -128,8 +128,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("batchnorm_epsilon", "ε_N", "max 1/N over all features, from the running statistics", _HIGH),
     Metric("layers/batchnorm_epsilon__*", "ε_N", "max 1/N over the layer's features", _HIGH),
     Metric("batchnorm_epsilon_start", "ε_N at the start", "max 1/N at fit start, on the probe"),
-    Metric("batchnorm_input_norm", "max ‖x̄‖", "the largest norm of a centred input; the theory takes it to be ≤ 1"),
-    Metric("batchnorm_shift", "shift", "the largest bias behind the normalisation; the theory has none", _HIGH),
+    Metric("batchnorm_input_norm", "max ‖x̄‖", "the largest norm of a centered input; the theory takes it to be ≤ 1"),
+    Metric("batchnorm_shift", "shift", "the largest bias behind the normalization; the theory has none", _HIGH),
     Metric("batchnorm_displacement_u", "‖U−U₀‖", "how far output weights and scales have moved", _HIGH),
     Metric("batchnorm_displacement_v", "‖V−V₀‖", "how far the hidden weights have moved", _HIGH),
     Metric("batchnorm_gamma_a", "γ_a", "the margin through the output weights at the start"),

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 __all__ = ["TheoremStatus", "Verdict", "theorem_table"]
 
-Verdict = Literal["applies", "generalised", "does not apply"]
+Verdict = Literal["applies", "generalized", "does not apply"]
 
 
 class TheoremStatus(NamedTuple):
@@ -14,7 +14,7 @@ class TheoremStatus(NamedTuple):
 
     Attributes:
         theorem: the paper and what it is about.
-        verdict: ``"generalised"``: an assumption fails, and what is reported is our form of the theorem, which does not
+        verdict: ``"generalized"``: an assumption fails, and what is reported is our form of the theorem, which does not
             need it.
         reasons: the assumptions that fail; or, where it applies, what was measured instead of known.
     """

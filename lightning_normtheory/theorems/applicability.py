@@ -1,4 +1,4 @@
-"""Which theorem speaks of the network that is there: it applies, is generalised to it, or does not apply."""
+"""Which theorem speaks of the network that is there: it applies, is generalized to it, or does not apply."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ def applicable_theorems(
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
         >>> rows = applicable_theorems(model, torch.randn(8, 3), torch.zeros(8, 1), nn.MSELoss())
         >>> print(rows[0])
-        WN, Theorem 5.1 (optimisation): does not apply (the activation ReLU is not smooth)
+        WN, Theorem 5.1 (optimization): does not apply (the activation ReLU is not smooth)
     """
     problem = network_problem(model, x, y, loss)
     with preserve_state(model, batch_stats=True), torch.no_grad():
@@ -52,7 +52,7 @@ def why_not_batchnorm(form: BatchNormForm | str, targets: Tensor | None) -> str:
         return form
     largest = float(form.x_centered.norm(dim=1).max())
     if largest > 1.001:
-        return f"‖x̄‖ of the centred inputs reaches {largest:.3g}, not 1"
+        return f"‖x̄‖ of the centered inputs reaches {largest:.3g}, not 1"
     values = torch.empty(0) if targets is None else targets.flatten().unique()
     if len(values) != 2 or targets is None or targets.numel() != len(form.x_centered):
         return "the labels are not two classes"
@@ -60,7 +60,7 @@ def why_not_batchnorm(form: BatchNormForm | str, targets: Tensor | None) -> str:
     width, d = form.v.shape
     gamma = sum(batchnorm_margin(features, signs).value for features in (form.features_a, form.features_c))
     if gamma <= 0:
-        return "the margin γ_a + γ_c at initialisation is 0"
+        return "the margin γ_a + γ_c at initialization is 0"
     theorem = batchnorm_theorem(
         epsilon_n=form.epsilon_n, gamma=gamma / math.sqrt(width), n=len(signs), d=d, width=width, steps=1, delta=0.01
     )
@@ -80,11 +80,11 @@ def check_theorems(problem: Problem, *, dgm: str = "", batchnorm: str = "") -> t
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
         >>> problem = Problem(record_forward(net, torch.randn(2, 3)), (1.0, 1.0), KnownLoss("square"))
         >>> print(check_theorems(problem, dgm="no WeightNorm", batchnorm="no BatchNorm")[0])
-        WN, Theorem 5.1 (optimisation): does not apply (the activation ReLU is not smooth)
+        WN, Theorem 5.1 (optimization): does not apply (the activation ReLU is not smooth)
     """
     return (
-        _weight_norm_optimisation(problem),
-        _weight_norm_generalisation(problem),
+        _weight_norm_optimization(problem),
+        _weight_norm_generalization(problem),
         _restricted_strong_convexity(problem),
         _dukler(problem, dgm),
         _batch_norm(problem, batchnorm),
@@ -162,11 +162,11 @@ def _verdict(theorem: str, problems: list[str], differences: list[str], problem:
         return TheoremStatus(theorem, "does not apply", tuple(dict.fromkeys(problems)))
     measured = _measured(problem.activations)
     if differences:
-        return TheoremStatus(theorem, "generalised", (*dict.fromkeys(differences), *measured))
+        return TheoremStatus(theorem, "generalized", (*dict.fromkeys(differences), *measured))
     return TheoremStatus(theorem, "applies", measured)
 
 
-def _weight_norm_optimisation(problem: Problem) -> TheoremStatus:
+def _weight_norm_optimization(problem: Problem) -> TheoremStatus:
     chain = problem.chain
     problems = _activation_problems(problem) + ([chain] if isinstance(chain, str) else []) + _loss_problems(problem)
     differences = (
@@ -176,10 +176,10 @@ def _weight_norm_optimisation(problem: Problem) -> TheoremStatus:
         + _norm_difference(problem, 1.0, "1")
         + _loss_differences(problem)
     )
-    return _verdict("WN, Theorem 5.1 (optimisation)", problems, differences, problem)
+    return _verdict("WN, Theorem 5.1 (optimization)", problems, differences, problem)
 
 
-def _weight_norm_generalisation(problem: Problem) -> TheoremStatus:
+def _weight_norm_generalization(problem: Problem) -> TheoremStatus:
     problems, loss = [], problem.loss
     if isinstance(problem.complexity, str):
         problems.append(problem.complexity)
@@ -196,7 +196,7 @@ def _weight_norm_generalisation(problem: Problem) -> TheoremStatus:
     )
     if not isinstance(loss, str) and loss.is_square and loss.largest_target > 1:
         differences.append(f"|y| reaches {loss.largest_target:.3g}, not 1")
-    return _verdict("WN, Theorem 6.1 (generalisation)", problems, differences, problem)
+    return _verdict("WN, Theorem 6.1 (generalization)", problems, differences, problem)
 
 
 def _restricted_strong_convexity(problem: Problem) -> TheoremStatus:
@@ -210,7 +210,7 @@ def _restricted_strong_convexity(problem: Problem) -> TheoremStatus:
         + _length_difference(chain)
         + _loss_differences(problem)
     )
-    return _verdict("RSC, Theorems 5.1 to 5.3 (optimisation)", problems, differences, problem)
+    return _verdict("RSC, Theorems 5.1 to 5.3 (optimization)", problems, differences, problem)
 
 
 def _dukler(problem: Problem, reason: str) -> TheoremStatus:

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         "normtheory",
-        description="Diagnostics of normalised networks: recipes that train them, and what to look at.",
+        description="Diagnostics of normalized networks: recipes that train them, and what to look at.",
         epilog="normtheory list: the recipes. normtheory run NAME: train one. "
         "normtheory sweep NAME: train one at every point of a grid, and draw the figure. "
         "normtheory report RUN: what a run has measured, for a browser or a terminal. "
@@ -194,7 +194,7 @@ def _sweep_parser() -> argparse.ArgumentParser:
 
 
 def _check_grid(name: str, values: Mapping[str, Sequence[str]], seeds: int | None, options: Sequence[str]) -> None:
-    """Read every value of a grid as a run would: nobody wants to hear of a misspelt one after hours.
+    """Read every value of a grid as a run would: nobody wants to hear of a misspelled one after hours.
 
     Raises:
         ValueError: if one is refused.
@@ -253,7 +253,7 @@ def _dashboard(arguments: Sequence[str]) -> int:
         "--prefix", default="normtheory", metavar="NAME", help="of the metrics, if the callbacks were given another one"
     )
     add("--dry-run", action="store_true", help="print the specification, and save nothing")
-    known = parser.parse_args(arguments)  # a misspelt option is refused before a missing one
+    known = parser.parse_args(arguments)  # a misspelled option is refused before a missing one
     if known.project is None:
         parser.error("expected the project that the runs are in: --project P")
     from lightning_normtheory.view import dashboard  # seconds to import

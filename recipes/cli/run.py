@@ -52,7 +52,7 @@ def check_options(name: str, options: Sequence[str], own: Sequence[str] = ()) ->
     Args:
         name: of the recipe.
         options: of the command line, such as ``["--trainer.max_epochs=5"]``.
-        own: options of the command itself, which may be meant where one is misspelt.
+        own: options of the command itself, which may be meant where one is misspelled.
 
     Raises:
         ValueError: if there is no such recipe, or, as `OptionError`, an option is refused.
@@ -92,7 +92,7 @@ class _RecipeCLI(LightningCLI):
             args=[*self._file, *self._options],
             save_config_callback=_SaveConfig,
             save_config_kwargs={"save_to_log_dir": False},
-            # An abbreviated option would be a misspelt one that nobody hears of.
+            # An abbreviated option would be a misspelled one that nobody hears of.
             parser_kwargs={"prog": f"normtheory run {name}", "exit_on_error": False, "allow_abbrev": False},
         )
 

@@ -35,7 +35,7 @@ def image_folder(title: str, train: Path, validation: Path) -> Source:
                 " Put them there, a folder for each class, or name another place: --data.root DIR"
             )
     first = listed[True][0][0]
-    # Grey only if all are: that is known as soon as one is not.
+    # Gray only if all are: that is known as soon as one is not.
     channels = 1 if all(_is_grey(path) for path, _ in listed[True]) else 3
     height, width = _pixels(first, channels).shape[1:]
     shape = (channels, height, width)

@@ -24,7 +24,7 @@ _LIMIT_SEED = 0
 
 
 class Images(pl.LightningDataModule):
-    """Labelled images for training and validation, read once and kept in memory.
+    """Labeled images for training and validation, read once and kept in memory.
 
     Without a ``root`` the embedded images stand in for any data set, so that every recipe runs with nothing. The
     constants of ``scale`` are those of the training images in use. There is no test set beside the validation images.
@@ -42,7 +42,7 @@ class Images(pl.LightningDataModule):
         full_batch_steps: gradient descent instead of mini-batches: an epoch is so many steps, each on all training
             images in the same order. For one process.
         scale: "unit": each image has ‖x‖ = 1. "sqrt_d": ‖x‖ = √d. "ball": all are divided by the one number
-            max_i ‖x_i‖ over the training images, so that these have ‖x_i‖ ≤ 1; they are not centred. "standard": each
+            max_i ‖x_i‖ over the training images, so that these have ‖x_i‖ ≤ 1; they are not centered. "standard": each
             channel has mean 0 and deviation 1 over the training images. A black image stays 0 in the first three.
         flatten: give vectors of d = C·H·W features.
         augment: move training images by up to 4 pixels (a random crop after padding with black) and mirror every second

@@ -1,4 +1,4 @@
-"""Labelled images that lie somewhere, and those that come with this package."""
+"""Labeled images that lie somewhere, and those that come with this package."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ class GaussianClasses(SyntheticData):
 
 
 class Sphere(SyntheticData):
-    """n points uniform on the unit sphere of dimension d, with targets ±1 at random: normalised data without a pair of
+    """n points uniform on the unit sphere of dimension d, with targets ±1 at random: normalized data without a pair of
     parallel samples, as DGM assumes them.
 
     Args:

@@ -26,15 +26,15 @@ def _ratio(run: Run) -> float | None:
 
 @style()
 def margin(runs: Sequence[Run]) -> Drawing:
-    """γ_a and γ_c at initialisation against the width, with two standard errors."""
+    """γ_a and γ_c at initialization against the width, with two standard errors."""
     of = {r"$\gamma_a$": ("gamma_a", _A), r"$\gamma_c$": ("gamma_c", _C)}
     panel, figure = _against(runs, "margin", "model.width", of)
-    panel.title("margins at initialisation", "width $m$", r"$\gamma$")
+    panel.title("margins at initialization", "width $m$", r"$\gamma$")
     panel.legend()
     return Drawing(
         figure,
         panel.table,
-        "The margins γ_a through the output weights and γ_c through BatchNorm's scales at initialisation, against the "
+        "The margins γ_a through the output weights and γ_c through BatchNorm's scales at initialization, against the "
         "width m. Where no weights separate the classes the margin is 0, which has no place on a logarithmic axis.",
     )
 
@@ -53,7 +53,7 @@ def dyadic(runs: Sequence[Run]) -> Drawing:
     return Drawing(
         figure,
         panel.table,
-        "The margin γ_a at initialisation on the dyadic data (BN, Definition 1.1), divided by the linear one"
+        "The margin γ_a at initialization on the dyadic data (BN, Definition 1.1), divided by the linear one"
         " √(3/(4^{d+1} − 4)), against the dimension d. Dashed: √d/40, the lower bound of BN, Proposition 1.1.",
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lightning_normtheory.recipes.figures.curves import Curve, along_rows
 from lightning_normtheory.recipes.figures.panel import Drawing, Panel, Row, nothing_to_draw
-from lightning_normtheory.recipes.figures.style import BLACK, colours, new_figure, style
+from lightning_normtheory.recipes.figures.style import BLACK, colors, new_figure, style
 from lightning_normtheory.record.grouping import Group, groups
 from lightning_normtheory.record.run import Run
 
@@ -72,8 +72,8 @@ def _over_epochs(figure_name: str, runs: Sequence[Run], metrics: Sequence[str], 
     for letter, place, (metric, curves) in zip("abcdef", axes, shown.items()):
         name, title, _ = _QUANTITIES[metric]
         panel = Panel(place, name, table)
-        for group, curve, colour in zip(split, curves, colours(split)):
-            panel.draw(curve, colour, label=group.label)
+        for group, curve, color in zip(split, curves, colors(split)):
+            panel.draw(curve, color, label=group.label)
         if metric.endswith("hessian_lambda_max"):
             _draw_edges(panel, split)
         panel.title(f"({letter}) {title}", "epoch")
@@ -95,5 +95,5 @@ def _draw_edges(panel: Panel, split: Sequence[Group]) -> None:
         common = edges[0]
         panel.guide(Curve("limit", common.x, common.y, common.error, common.seeds), BLACK)
         return
-    for edge, colour in zip(edges, colours(split)):
-        panel.guide(edge, colour)
+    for edge, color in zip(edges, colors(split)):
+        panel.guide(edge, color)

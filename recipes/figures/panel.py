@@ -62,28 +62,28 @@ class Panel:
         self._y: list[float] = []
         self._legend: list[tuple[Any, str]] = []
 
-    def draw(self, curve: Curve, colour: str, *, line: str = "-", marker: str = "", label: str = "") -> None:
+    def draw(self, curve: Curve, color: str, *, line: str = "-", marker: str = "", label: str = "") -> None:
         """A measured curve: bars for the errors of marked points, a band for those of a line."""
         self._note(curve)
         x, y = np.array(curve.x, float), np.array(curve.y, float)
         error = np.nan_to_num(np.array(curve.error, float))
         if marker:
             bars = error if error.any() else None
-            drawn: Any = self.axes.errorbar(x, y, bars, color=colour, linestyle=line, marker=marker, elinewidth=0.8)
+            drawn: Any = self.axes.errorbar(x, y, bars, color=color, linestyle=line, marker=marker, elinewidth=0.8)
         else:
             marked = list(range(len(x))) if len(x) <= _FEW else _alone(y)
             marker = "." if marked else ""
-            (drawn,) = self.axes.plot(x, y, color=colour, linestyle=line, marker=marker, markevery=marked or None)
+            (drawn,) = self.axes.plot(x, y, color=color, linestyle=line, marker=marker, markevery=marked or None)
             if error.any():
-                self.axes.fill_between(x, y - error, y + error, color=colour, alpha=0.15, linewidth=0)
+                self.axes.fill_between(x, y - error, y + error, color=color, alpha=0.15, linewidth=0)
         self._legend += [(drawn, label)] if label else []
 
-    def guide(self, curve: Curve, colour: str = GREY, *, line: str = "--", label: str = "") -> None:
+    def guide(self, curve: Curve, color: str = GREY, *, line: str = "--", label: str = "") -> None:
         """A curve of the theory, or a fit: thinner, and without points, unless it is one."""
         self._note(curve)
         marker = "_" if len(curve.x) == 1 else ""
         (drawn,) = self.axes.plot(
-            curve.x, curve.y, color=colour, linestyle=line, linewidth=1, marker=marker, markersize=9
+            curve.x, curve.y, color=color, linestyle=line, linewidth=1, marker=marker, markersize=9
         )
         self._legend += [(drawn, label)] if label else []
 
@@ -198,6 +198,6 @@ def nothing_to_draw(figure: str, needed: str, runs: Sequence[Any]) -> ValueError
 
 
 def _alone(y: np.ndarray) -> list[int]:
-    """Points without a neighbour, which a line does not show."""
+    """Points without a neighbor, which a line does not show."""
     there = np.concatenate([[False], np.isfinite(y), [False]])
     return [int(i) for i in np.flatnonzero(there[1:-1] & ~there[:-2] & ~there[2:])]

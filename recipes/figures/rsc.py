@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_normtheory.recipes.figures.curves import Curve, along_rows, along_setting, least
 from lightning_normtheory.recipes.figures.panel import Drawing, Panel, Row, nothing_to_draw
-from lightning_normtheory.recipes.figures.style import MARKERS, PALETTE, colours, new_figure, style
+from lightning_normtheory.recipes.figures.style import MARKERS, PALETTE, colors, new_figure, style
 from lightning_normtheory.record.grouping import Group, groups, values
 from lightning_normtheory.record.run import Run
 
@@ -26,12 +26,12 @@ def rsc(runs: Sequence[Run]) -> Drawing:
     figure, axes = new_figure(len(settings) + 1)
     table: list[Row] = []
     widths = values(runs, _WIDTH)
-    colour = dict(zip(widths, colours([Group("", (width,), []) for width in widths])))
+    color = dict(zip(widths, colors([Group("", (width,), []) for width in widths])))
     for letter, place, each in zip(_LETTERS, axes, settings):
         panel = Panel(place, each.named("norm of the mean gradient"), table)
         for group in groups(each.runs, by=(_WIDTH,)):
             curve = along_rows(group.label or "run", group.runs, _METRIC, "step", of=_root)
-            panel.draw(curve, colour[group.key[0]], label=group.label)
+            panel.draw(curve, color[group.key[0]], label=group.label)
         panel.title(f"({letter}) during training" + f": {each.label}" * bool(each.label), "step $t$", r"$\|\bar g_t\|$")
         panel.log_y()
         if place is axes[0]:  # the widths are the same in all

@@ -1,4 +1,4 @@
-"""One look for all figures: fonts, colours, sizes. Nothing of it outlives a figure."""
+"""One look for all figures: fonts, colors, sizes. Nothing of it outlives a figure."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 from lightning_normtheory.record.grouping import Group
 
-__all__ = ["BLACK", "GREY", "LINES", "MARKERS", "PALETTE", "colours", "new_figure", "style"]
+__all__ = ["BLACK", "GREY", "LINES", "MARKERS", "PALETTE", "colors", "new_figure", "style"]
 
 DPI = 150
 BLACK, GREY = "#000000", "#777777"
-# Okabe and Ito's colours, which the colour-blind can tell apart, without yellow, which nobody reads on white.
+# Okabe and Ito's colors, which the color-blind can tell apart, without yellow, which nobody reads on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -79,13 +79,13 @@ def new_figure(panels: int) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
 
 
-def colours(groups: Sequence[Group]) -> list[str]:
-    """Of groups: shades from dark to light where one number tells them apart, else colours as different as can be.
+def colors(groups: Sequence[Group]) -> list[str]:
+    """Of groups: shades from dark to light where one number tells them apart, else colors as different as can be.
 
     Example:
-        >>> colours([Group("relu", ("relu",), []), Group("tanh", ("tanh",), [])])
+        >>> colors([Group("relu", ("relu",), []), Group("tanh", ("tanh",), [])])
         ['#0072B2', '#D55E00']
-        >>> colours([Group(f"width {m}", (m,), []) for m in (1, 2, 3)])
+        >>> colors([Group(f"width {m}", (m,), []) for m in (1, 2, 3)])
         ['#440154', '#277e8e', '#9bd93c']
     """
     number = all(isinstance(value, (int, float)) for group in groups for value in group.key)

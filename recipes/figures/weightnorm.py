@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from lightning_normtheory.recipes.figures.curves import along_rows
 from lightning_normtheory.recipes.figures.panel import Drawing, Panel, Row, nothing_to_draw
-from lightning_normtheory.recipes.figures.style import colours, new_figure, style
+from lightning_normtheory.recipes.figures.style import colors, new_figure, style
 from lightning_normtheory.record.grouping import groups
 from lightning_normtheory.record.run import Run
 
@@ -32,10 +32,10 @@ def weightnorm(runs: Sequence[Run]) -> Drawing:
     figure, (left, right) = new_figure(2)
     table: list[Row] = []
     a, b, c = (Panel(axes, name, table) for axes, name in _axes(left, right).items())
-    for group, norm, ratio, loss_ratio, colour in zip(split, norms, ratios, loss_ratios, colours(split)):
-        a.draw(norm, colour, label=group.label)
-        b.draw(ratio, colour)
-        c.draw(loss_ratio, colour, line="--")
+    for group, norm, ratio, loss_ratio, color in zip(split, norms, ratios, loss_ratios, colors(split)):
+        a.draw(norm, color, label=group.label)
+        b.draw(ratio, color)
+        c.draw(loss_ratio, color, line="--")
     a.title("(a) smallest weight norm", "epoch", r"$w_{\min}$")
     b.title(r"(b) $R$ (solid) and loss ratio (dashed)", "epoch", r"$R = \|\nabla L\|^2 / L$")
     c.axes.set_ylabel(r"$L_t / L_{t-1}$")

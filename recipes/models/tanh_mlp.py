@@ -13,7 +13,7 @@ __all__ = ["TanhMLP"]
 
 
 class TanhMLP(Supervised):
-    """A tanh network without normalisation, in the scaling of RSC's theory or in PyTorch's, trained with the square
+    """A tanh network without normalization, in the scaling of RSC's theory or in PyTorch's, trained with the square
     loss by gradient descent.
 
     RSC (Section 3): f_h = v_hᵀα_L/√m, α_l = φ(W_l α_{l−1}/√m_{l−1}), α_0 = x with ‖x‖ = √d, W_l ~ N(0, σ₀²), ‖v_h‖ = 1.

@@ -56,12 +56,12 @@ def test_what_is_not_finite_is_a_gap_with_a_mark(visit, one):
     assert plotted(found).keys() == finite.keys()
     assert found.locator(".area .mark-nan").count() == 1
     assert found.locator(".area .mark-infinite").count() == 2
-    # 1000, inf, 2000, nan, 0.3, -inf, 1e300, 5e-324: only the last two are neighbours.
+    # 1000, inf, 2000, nan, 0.3, -inf, 1e300, 5e-324: only the last two are neighbors.
     assert found.locator("g[data-run] path").get_attribute("d").count("M") == 1
 
 
 def test_points_that_a_log_axis_cannot_show_are_counted(visit, one):
-    found = panel(visit(one), "Generalisation gap and its bounds")
+    found = panel(visit(one), "Generalization gap and its bounds")
     note = found.locator(".hidden-points")
     assert note.inner_text().startswith("4 points are 0 or less")
     positive = {epoch: value for epoch, value in expected("generalization_gap").items() if value > 0}

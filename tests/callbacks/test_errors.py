@@ -89,7 +89,7 @@ def test_batchnorm_without_a_known_feeding_layer_beside_others():
             super().__init__("bn")
             self.net.insert(0, nn.BatchNorm1d(6))
 
-    with pytest.warns(UserWarning, match="1 BatchNorm layers normalise.*'net.0': it is fed by the argument 'x'"):
+    with pytest.warns(UserWarning, match="1 BatchNorm layers normalize.*'net.0': it is fed by the argument 'x'"):
         trainer([MinWeightNorm()], max_epochs=1).fit(Partly(), loader())
     assert set(rows()[0]) == {
         "normtheory/min_weight_norm",
@@ -101,7 +101,7 @@ def test_batchnorm_without_a_known_feeding_layer_beside_others():
 @pytest.mark.parametrize("callback", NEEDS_DATA)
 def test_manual_optimisation_needs_a_loss(callback):
     module = Manual()
-    assert_refused(callback(), module, loader(), r"optimises manually.*Pass \w+\(loss=")
+    assert_refused(callback(), module, loader(), r"optimizes manually.*Pass \w+\(loss=")
     assert module.steps == 0
     fit = trainer([callback(loss=cross_entropy, on_error="raise")], max_epochs=1)
     fit.fit(module, loader())

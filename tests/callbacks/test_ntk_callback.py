@@ -281,7 +281,7 @@ def test_many_outputs_are_named():
 
 
 def test_a_loss_is_not_needed():
-    """Manual optimisation is no obstacle."""
+    """Manual optimization is no obstacle."""
 
     class Manual(Seeded):
         def __init__(self):
@@ -324,11 +324,11 @@ def test_parameters_of_the_module_itself_have_a_layer():
 
 
 def test_samples_that_see_each_other_are_named_once():
-    class Centred(Seeded):
+    class Centered(Seeded):
         def forward(self, x):
             return self.net(x - x.mean(0))
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(NTKLeastEigenvalue(on_error="raise"), Centred(), epochs=3)
+        fit(NTKLeastEigenvalue(on_error="raise"), Centered(), epochs=3)
     assert sum("samples see each other" in str(w.message) for w in caught) == 1

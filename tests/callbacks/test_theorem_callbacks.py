@@ -136,7 +136,7 @@ def test_the_table_is_printed_at_fit_start(monkeypatch):
     printed = []
     monkeypatch.setattr("lightning_normtheory.callbacks.output.messages.rank_zero_info", printed.append)
     fit(ConvergenceCertificate(), Regression(paper_network(8, 1, 1.0)), samples(6), epochs=2)
-    (text,) = [text for text in printed if "WN, Theorem 5.1 (optimisation)              applies" in text]
+    (text,) = [text for text in printed if "WN, Theorem 5.1 (optimization)              applies" in text]
     assert text == printed[0]
 
 
@@ -278,4 +278,4 @@ def test_theorems_are_looked_for_again_after_a_start_without_a_loss():
     (path,) = Path().rglob("normtheory.jsonl")
     (history,) = read_histories(path)
     reasons = {row.theorem: " ".join(row.reasons) for row in history.theorems}
-    assert reasons["WN, Theorem 5.1 (optimisation)"] == "the loss is a cross entropy, not the square loss"
+    assert reasons["WN, Theorem 5.1 (optimization)"] == "the loss is a cross entropy, not the square loss"

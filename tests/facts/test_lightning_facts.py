@@ -1,4 +1,4 @@
-"""Behaviour of Lightning that the callbacks rely on: a test here fails on the day it changes."""
+"""Behavior of Lightning that the callbacks rely on: a test here fails on the day it changes."""
 
 import math
 

@@ -126,7 +126,7 @@ def test_figures_have_the_size_of_a_page(run, tmp_path):
 
 
 def test_rounding_does_not_fill_a_panel(run):
-    """And no axis is labelled with an offset."""
+    """And no axis is labeled with an offset."""
     (axes,) = FIGURES["overview"]([run(MODEL, [{"min_weight_norm": 0.5 + 1e-7 * e} for e in range(5)])]).figure.axes
     low, high = axes.get_ylim()
     assert high - low == pytest.approx(1e-4, rel=1e-3)

@@ -87,7 +87,7 @@ def test_a_damaged_file_is_named_with_a_remedy(tmp_path):
 
 @pytest.mark.parametrize("dataset", ["cifar10", "folder", "mnist"])
 @pytest.mark.parametrize("validation", ["test", "val"])
-def test_a_folder_of_images_is_recognised(tmp_path, dataset, validation):
+def test_a_folder_of_images_is_recognized(tmp_path, dataset, validation):
     root = write_folder(tmp_path / "animals", validation=validation)
     data = ready(dataset=dataset, root=root)
     title = {"cifar10": "CIFAR-10", "folder": "animals", "mnist": "MNIST"}[dataset]
@@ -109,7 +109,7 @@ def test_val_comes_before_test(tmp_path):
 def test_grey_images_have_one_channel_unless_one_is_coloured(tmp_path):
     write_folder(tmp_path, shape=(8, 8))
     assert Images("folder", str(tmp_path)).shape == (1, 8, 8)
-    Image.fromarray(pixels(8, 8, 3)).save(tmp_path / "train" / "dog" / "colour.png")
+    Image.fromarray(pixels(8, 8, 3)).save(tmp_path / "train" / "dog" / "color.png")
     data = ready(dataset="folder", root=tmp_path)
     assert data.shape == held(data.train)[0].shape[1:] == (3, 8, 8)
 
@@ -131,10 +131,10 @@ def test_size_holds_for_every_source(tmp_path):
 
 
 def test_a_smaller_size_takes_means(tmp_path):
-    write_folder(tmp_path, classes=("board", "grey"), n=1)
-    board, grey = 200 * (np.indices((8, 8)).sum(0) % 2), np.full((8, 8), 100)
+    write_folder(tmp_path, classes=("board", "gray"), n=1)
+    board, gray = 200 * (np.indices((8, 8)).sum(0) % 2), np.full((8, 8), 100)
     for path in tmp_path.rglob("*.png"):
-        Image.fromarray((board if path.parent.name == "board" else grey).astype(np.uint8)).save(path)
+        Image.fromarray((board if path.parent.name == "board" else gray).astype(np.uint8)).save(path)
     x = held(ready(dataset="folder", root=tmp_path, size=4, scale="ball").train)[0]
     torch.testing.assert_close(x[0], x[1], rtol=0.05, atol=0)
 

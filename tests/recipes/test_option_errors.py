@@ -1,4 +1,4 @@
-"""What the command says of misspelt names, options and values, and its help."""
+"""What the command says of misspelled names, options and values, and its help."""
 
 import pytest
 import yaml

@@ -93,7 +93,7 @@ CASES = {
     "BN's form, wide enough": wide_enough,
     "convolution, momentum, groups": lambda: all_with_predictor(Convolution(), loader(16), loader(8), max_overhead=0.5),
     "BatchNorm, Adam": lambda: all_with_predictor(Classifier("bn-dropout"), loader(16), loader(8)),
-    "no normalisation, a stream": lambda: all_with_predictor(Classifier("plain"), DataLoader(Stream(16), 8)),
+    "no normalization, a stream": lambda: all_with_predictor(Classifier("plain"), DataLoader(Stream(16), 8)),
     "hook, few measurements": lambda: all_with_predictor(Classifier("wn-hook"), loader(16), max_overhead=1e-9),
 }
 
@@ -136,7 +136,7 @@ def test_each_case_has_what_it_is_there_for(logged):
     assert "batchnorm_error_bound" not in logged["BN's form"]
     assert "hessian_edge__first" in logged["convolution, momentum, groups"]
     assert "hessian_stability_limit" not in logged["BatchNorm, Adam"]
-    assert "min_weight_norm" not in logged["no normalisation, a stream"]
+    assert "min_weight_norm" not in logged["no normalization, a stream"]
 
 
 def test_an_unknown_name_stands_for_itself():

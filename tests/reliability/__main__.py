@@ -85,7 +85,7 @@ def drawn(results: list[Result]) -> str:
     strange_model = import_module("reliability.strange.strange_models").strange_model
     blocks = [block for result in results for block in strange_model(result.case.name).plan.blocks]
     layers, norms = _counts(block.kind for block in blocks), _counts(block.norm for block in blocks)
-    return f"{len(blocks)} layers were drawn: {layers}. Their normalisation: {norms}."
+    return f"{len(blocks)} layers were drawn: {layers}. Their normalization: {norms}."
 
 
 def kinds(results: list[Result]) -> str:

@@ -30,10 +30,10 @@ def random_chain(seed: int) -> tuple[nn.Module, Tensor]:
         return int(torch.randint(0, n, (), generator=generator))
 
     torch.manual_seed(seed)
-    activation, bias, normalised, width = SMOOTH[draw(len(SMOOTH))], draw(2) == 1, draw(4) > 0, 1 + draw(4)
+    activation, bias, normalized, width = SMOOTH[draw(len(SMOOTH))], draw(2) == 1, draw(4) > 0, 1 + draw(4)
 
     def layer(module: nn.Module) -> nn.Module:
-        return weight_norm(module, dim=(0, 0, None, 1)[draw(4)]) if normalised else module
+        return weight_norm(module, dim=(0, 0, None, 1)[draw(4)]) if normalized else module
 
     modules: list[nn.Module] = []
     if draw(3) == 0:

@@ -62,7 +62,7 @@ NETS = {
     "bilinear": Net(wrap(lambda m, x: m.bn(m.b(x, x)), b=lambda: nn.Bilinear(3, 3, 4), bn=bn1d), vector, "b>bn"),
     "embedding": Net(sequential(lambda: nn.Embedding(5, 4), bn1d), tokens(9), "0>1"),
     "embedding bag": Net(sequential(lambda: nn.EmbeddingBag(5, 4), bn1d), tokens(9, 3), "0>1"),
-    "embedding that renormalises itself": Net(
+    "embedding that renormalizes itself": Net(
         sequential(lambda: nn.Embedding(5, 4, max_norm=0.1), bn1d), tokens(9), reasons={"1": "plain parameter"}
     ),
     "embedded sequence": Net(

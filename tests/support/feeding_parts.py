@@ -168,7 +168,7 @@ def hooked(register):
 
 
 def replaced_forward(position):
-    """As accelerators and quantisers do it: on the instance."""
+    """As accelerators and quantizers do it: on the instance."""
 
     def build():
         net = nn.Sequential(biased(), nn.Identity(), bn())
@@ -206,7 +206,7 @@ class NamedConv(nn.Conv2d):
 
 
 class StandardizedConv(nn.Conv2d):
-    """Its weight is normalised on the way: doubling it changes nothing at all."""
+    """Its weight is normalized on the way: doubling it changes nothing at all."""
 
     def forward(self, x):
         norms = self.weight.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)

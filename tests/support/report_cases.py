@@ -14,7 +14,7 @@ from lightning_normtheory.view.html.report import write_report
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;{{data}}"
 THEOREMS = [
-    {"theorem": "WN, Theorem 5.1", "verdict": "generalised", "reasons": ["10 outputs", "‖x‖ is 3, not 1"]},
+    {"theorem": "WN, Theorem 5.1", "verdict": "generalized", "reasons": ["10 outputs", "‖x‖ is 3, not 1"]},
     {"theorem": "WN, Theorem 6.1", "verdict": "applies", "reasons": []},
     {"theorem": "BN, Theorem 2.1", "verdict": "does not apply", "reasons": ["no BatchNorm"]},
 ]

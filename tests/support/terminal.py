@@ -16,7 +16,7 @@ from support.lit import Classifier, loader, nets, trainer
 
 
 class Screen(io.TextIOBase):
-    """What a terminal would show of all that was written to it, without colours, and without an end at the right."""
+    """What a terminal would show of all that was written to it, without colors, and without an end at the right."""
 
     encoding = "utf-8"
 

@@ -53,8 +53,8 @@ FULL = {
     "seconds": 1.55,
 }
 THEOREMS = (
-    TheoremStatus("WN, Theorem 5.1 (optimisation)", "generalised", ("a bias",)),
-    TheoremStatus("WN, Theorem 6.1 (generalisation)", "applies"),
+    TheoremStatus("WN, Theorem 5.1 (optimization)", "generalized", ("a bias",)),
+    TheoremStatus("WN, Theorem 6.1 (generalization)", "applies"),
     TheoremStatus("BN, Theorem 2.1 (two-layer ReLU)", "does not apply", ("no BatchNorm",)),
 )
 
@@ -74,7 +74,7 @@ def test_everything_at_once():
         "ΔK                        0.340     0.340",
         "generalization gap      0.00120    0.0176   bound 6.2e+05 (vacuous)",
         "Rademacher bound           12.0      12.0   max ‖x‖ = 1",
-        "theorems that apply: WN, Theorem 5.1 (generalised); WN, Theorem 6.1",
+        "theorems that apply: WN, Theorem 5.1 (generalized); WN, Theorem 6.1",
     ]
 
 

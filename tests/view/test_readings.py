@@ -126,13 +126,13 @@ def test_two_over_eta_is_no_limit_of_adam():
         ("Change of the kernel", {"ntk_change_max": [0.02]}, "The kernel hardly changes.", "note"),
         ("Change of the kernel", {"ntk_change_max": [0.02, 3.0]}, "The kernel changes much.", "note"),
         (
-            "Generalisation gap and its bounds",
+            "Generalization gap and its bounds",
             {"generalization_gap": [0.1], "generalization_bound": [9e9], "generalization_bound_vacuous": [1.0]},
-            "The generalisation bound is vacuous.",
+            "The generalization bound is vacuous.",
             "note",
         ),
         (
-            "Generalisation gap and its bounds",
+            "Generalization gap and its bounds",
             {"generalization_gap": [0.1], "generalization_bound": [0.01], "generalization_bound_vacuous": [0.0]},
             "The gap exceeds its bound.",
             "bad",

@@ -10,7 +10,7 @@ from importlib.resources import files
 import pytest
 
 from lightning_normtheory.record.history import History, Row, read_histories
-from lightning_normtheory.view.html.data import colour
+from lightning_normtheory.view.html.data import color
 from lightning_normtheory.view.html.panels import findings
 from lightning_normtheory.view.html.report import write_report
 from lightning_normtheory.view.html.run_names import named_runs
@@ -175,7 +175,7 @@ def test_runs_with_equal_theorems_share_a_table(tmp_path):
     paths = sweep(tmp_path)
     page = Page(report(tmp_path / "report.html", *paths))
     assert len(page.all("table", class_="theorems")) == 1
-    assert page.all("td", class_="verdict") == ["≈ generalised", "✓ applies", "✗ does not apply"]
+    assert page.all("td", class_="verdict") == ["≈ generalized", "✓ applies", "✗ does not apply"]
     assert {"10 outputs", "‖x‖ is 3, not 1", "no BatchNorm"} <= set(page.all("li"))
     other = write_run(tmp_path / "other", {0: {"loss": 1.0}}, theorems=THEOREMS[:1])
     page = Page(report(tmp_path / "report.html", *paths, other))
@@ -188,7 +188,7 @@ def test_theorems_that_differ_in_a_measured_number_share_a_table(tmp_path):
             tmp_path / str(i),
             {0: {"loss": 1.0}},
             run=f"demo/{i}",
-            theorems=[{"theorem": "T", "verdict": "generalised", "reasons": [f"‖v‖ of net.0.{layer} is 0.{i}, not 1"]}],
+            theorems=[{"theorem": "T", "verdict": "generalized", "reasons": [f"‖v‖ of net.0.{layer} is 0.{i}, not 1"]}],
         )
         for i, layer in enumerate((1, 1, 2))
     ]
@@ -309,11 +309,11 @@ def test_the_policy_allows_this_script_and_this_style_and_nothing_else(tmp_path)
     assert "unsafe" not in policy
 
 
-# -- colours -----------------------------------------------------------------------------------------------------------
+# -- colors -----------------------------------------------------------------------------------------------------------
 
 
-def luminance(colour):
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color):
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -328,10 +328,10 @@ def test_colours_stand_out_from_the_ground(theme):
     css = files("lightning_normtheory.view.html").joinpath("page/page.css").read_text()
     found = {name: pair[theme] for name, *pair in re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", css)}
     lines = [name for name in found if re.fullmatch(r"[cs]\d+", name)]
-    assert {colour(i, of) for of in range(1, 60) for i in range(of)} == set(lines)
+    assert {color(i, of) for of in range(1, 60) for i in range(of)} == set(lines)
     for name in lines:
         assert contrast(found[name], found["paper"]) >= 3, name
-        assert f".{name} {{ --colour: var(--{name}); }}" in css
+        assert f".{name} {{ --color: var(--{name}); }}" in css
     for name in ("ink", "faint", "link", "good", "bad"):
         for ground in ("paper", "ground"):
             assert contrast(found[name], found[ground]) >= 4.5, (name, ground)
@@ -342,9 +342,9 @@ def test_two_lines_of_one_kind_have_different_dashes_where_colours_tell_runs_apa
     paths = [write_run(tmp_path / name, rows, run=f"demo/{name}") for name in "ab"]
     css = files("lightning_normtheory.view.html").joinpath("page/page.css").read_text()
     (plot,) = Page(report(tmp_path / "report.html", *paths)).data["plots"]
-    assert [(curve["dashes"], curve["colour"]) for curve in plot["curves"]] == [(f"measured-{i}", "") for i in range(3)]
+    assert [(curve["dashes"], curve["color"]) for curve in plot["curves"]] == [(f"measured-{i}", "") for i in range(3)]
     (plot,) = Page(report(tmp_path / "report.html", paths[0])).data["plots"]
-    assert [(curve["dashes"], curve["colour"]) for curve in plot["curves"]] == [
+    assert [(curve["dashes"], curve["color"]) for curve in plot["curves"]] == [
         ("measured-0", f"c{i}") for i in range(3)
     ]
     styles = re.findall(r"\.(?:measured|bound|limit|floor)-\d \{ stroke-dasharray: ([\d. ]+); \}", css)

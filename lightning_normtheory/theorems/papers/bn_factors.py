@@ -1,4 +1,4 @@
-"""BatchNorm's normalisation factors."""
+"""BatchNorm's normalization factors."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def batchnorm_factors(model: nn.Module, x: Any = None) -> dict[str, Tensor]:
 
     Args:
         model: any model.
-        x: one batch of inputs: N_j of that batch, with the biased variance that normalises it. Without: the running
+        x: one batch of inputs: N_j of that batch, with the biased variance that normalizes it. Without: the running
             statistics, whose variance PyTorch keeps unbiased. The two differ.
 
     Returns:

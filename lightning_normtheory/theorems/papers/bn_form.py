@@ -41,7 +41,7 @@ class BatchNormNetwork(NamedTuple):
 
     @property
     def shift(self) -> float:
-        """The largest bias behind the normalisation, of the BatchNorm or the output: the theory has none."""
+        """The largest bias behind the normalization, of the BatchNorm or the output: the theory has none."""
         biases = [cast(Tensor | None, bias) for bias in (self.norm.bias, self.head.bias)]
         return max((float(bias.detach().abs().max()) for bias in biases if bias is not None), default=0.0)
 
@@ -83,13 +83,13 @@ class BatchNormForm:
     @property
     def features_a(self) -> Tensor:
         """∂_a f(x_i) = (σ(c_j⟨v_j, x̄_i⟩/N_j))_j, of shape (n, m) (BN, Section 1.3)."""
-        return torch.relu(_double(self.c) * self._normalised)
+        return torch.relu(_double(self.c) * self._normalized)
 
     @property
     def features_c(self) -> Tensor:
         """∂_c f(x_i) = (a_j σ'(c_j⟨v_j, x̄_i⟩/N_j)⟨v_j, x̄_i⟩/N_j)_j, of shape (n, m) (BN, Section 1.3)."""
-        normalised = self._normalised
-        return _double(self.a) * normalised * (_double(self.c) * normalised > 0)
+        normalized = self._normalized
+        return _double(self.a) * normalized * (_double(self.c) * normalized > 0)
 
     @property
     def outputs(self) -> Tensor:
@@ -97,7 +97,7 @@ class BatchNormForm:
         return self.features_a @ _double(self.a)
 
     @property
-    def _normalised(self) -> Tensor:
+    def _normalized(self) -> Tensor:
         return self.x_centered @ _double(self.v).t() / self.factors
 
 
@@ -115,7 +115,7 @@ def batchnorm_network(model: nn.Module) -> BatchNormNetwork | str:
     if len(norms) != 1:
         return f"it has {len(norms)} BatchNorm layers, not one"
     if isinstance(norms[0], nn.SyncBatchNorm):
-        return "its BatchNorm is synchronised between processes"
+        return "its BatchNorm is synchronized between processes"
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if len(linear) != 2:
         return f"it has {len(linear)} Linear layers, not two"
@@ -161,11 +161,11 @@ def batchnorm_form(model: nn.Module, x: Tensor, outputs: Tensor) -> BatchNormFor
         return f"its outputs have shape {tuple(outputs.shape)}, not ({len(x)}, 1)"
     if network.shift != 0:
         return "the shift of the BatchNorm, or the bias of the output, is not zero"
-    centred = _double(x) - _double(x).mean(0)
-    factors = ((centred @ _double(network.v).t()).square().mean(0) + cast(float, network.norm.eps)).sqrt()
+    centered = _double(x) - _double(x).mean(0)
+    factors = ((centered @ _double(network.v).t()).square().mean(0) + cast(float, network.norm.eps)).sqrt()
     if not bool((factors > 0).all()):
         return "a unit is constant on these samples, or a number is not finite"
-    form = BatchNormForm(network, factors, centred)
+    form = BatchNormForm(network, factors, centered)
     # In the precision of the model: a float32 network differs by far less than half of its digits.
     tol = torch.finfo(outputs.dtype).eps ** 0.5 * float((form.features_a @ _double(network.a).abs()).max())
     if not float((form.outputs - _double(outputs).flatten()).abs().max()) <= tol:

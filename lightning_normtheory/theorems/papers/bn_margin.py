@@ -132,7 +132,7 @@ def _nearest(points: Tensor) -> Margin:
 
 
 def _bracket(points: Tensor, u: Tensor, direction: Tensor | None = None) -> Margin:
-    """What a nonnegative u proves, and a direction where there is a better one than towards the point that u gives."""
+    """What a nonnegative u proves, and a direction where there is a better one than toward the point that u gives."""
     weights = u.clamp_min(0)
     weights = weights / weights.sum()
     w = weights @ points
@@ -178,7 +178,7 @@ def _polished(points: Tensor, best: Margin) -> Margin:
 
 
 def _shortened(points: Tensor, weights: Tensor, support: Tensor) -> Tensor:
-    """From the weights towards the point nearest to 0 in the affine hull of the support; samples on the way to a
+    """From the weights toward the point nearest to 0 in the affine hull of the support; samples on the way to a
     negative weight leave it."""
     while True:
         target = torch.zeros_like(weights).masked_scatter_(support, _affine_nearest(points[support]))

@@ -171,7 +171,7 @@ def rsc_radii(weights: Sequence[Tensor], initial: Sequence[Tensor]) -> RSCRadii:
 
     Args:
         weights: W_l (m, m_{l−1}) as in the paper's eq. (1), not yet divided by √m_{l−1}, and V (k, m) or (m,).
-        initial: the same at initialisation.
+        initial: the same at initialization.
 
     Example:
         >>> start = [torch.zeros(4, 2), torch.tensor([0.6, 0.8, 0.0, 0.0])]
@@ -181,7 +181,7 @@ def rsc_radii(weights: Sequence[Tensor], initial: Sequence[Tensor]) -> RSCRadii:
     """
     shapes, expected = [tuple(w.shape) for w in weights], [tuple(w.shape) for w in initial]
     if shapes != expected:
-        raise ValueError(f"Expected weights of the shapes at initialisation, {expected}, but got {shapes}.")
+        raise ValueError(f"Expected weights of the shapes at initialization, {expected}, but got {shapes}.")
     if len(weights) < 2 or any(w.dim() != 2 for w in weights[:-1]) or len({len(w) for w in weights[:-1]}) != 1:
         raise ValueError(
             "Expected the matrices W_1, …, W_L of hidden layers of one width and those of the output layer, but got"

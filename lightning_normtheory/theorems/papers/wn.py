@@ -73,7 +73,7 @@ def weightnorm_constants(
     Args:
         depth: L, the number of hidden layers.
         width: m, of every one of them.
-        w_min: the smallest norm of a weight vector before normalisation (`min_weight_norm`).
+        w_min: the smallest norm of a weight vector before normalization (`min_weight_norm`).
         beta_phi: β_φ ≥ |φ''|; |φ'| ≤ 1 is assumed (of GELU and SiLU it is not true).
         phi0: φ(0).
         rho1: ρ₁ ≥ ‖v_h − v_h(0)‖ for every output, at both ends of the step.

@@ -12,7 +12,7 @@ from lightning_normtheory.view.html.panels import Runs, listed, span
 
 __all__ = ["measured_how", "theorem_tables"]
 
-_SIGNS: dict[Verdict, str] = {"applies": "✓", "generalised": "≈", "does not apply": "✗"}
+_SIGNS: dict[Verdict, str] = {"applies": "✓", "generalized": "≈", "does not apply": "✗"}
 _TITLES = ("theorem", "for this network", "because")
 # A number such as 0.62, which is not part of a layer's name.
 _MEASURED = re.compile(r"(?<![\w.])\d+\.\d+\b")
@@ -22,11 +22,11 @@ _PAPERS = {
     "WN": "Optimization and Generalization Guarantees for Weight Normalization",
     "RSC": "Banerjee, Cisneros-Velarde, Zhu and Belkin 2023, on restricted strong convexity",
     "BN": "Test Error Guarantees for Batch-Normalized Shallow ReLU Networks",
-    "DGM": "Dukler, Gu and Montúfar 2020, on lengths and directions of weight normalisation",
+    "DGM": "Dukler, Gu and Montúfar 2020, on lengths and directions of weight normalization",
     "LIN": "Liu, Zhu and Belkin 2020, on the transition to linearity",
 }
 _GENERALISED = (
-    "Generalised: an assumption of the theorem fails, the one that is named, and the bound in this report is a form of "
+    "Generalized: an assumption of the theorem fails, the one that is named, and the bound in this report is a form of "
     "it that does without."
 )
 

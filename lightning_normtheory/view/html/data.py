@@ -11,11 +11,11 @@ from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import find
 from lightning_normtheory.view.panels import PANELS, Line, Panel, Role
 
-__all__ = ["Curve", "Plot", "colour", "embedded", "own_plots", "plots", "series"]
+__all__ = ["Curve", "Plot", "color", "embedded", "own_plots", "plots", "series"]
 
 USERS = "users/"
 _LAYERS = "layers/"
-# As many as page.css has: of colours that are as different as can be, of shades, and of each kind of dashes.
+# As many as page.css has: of colors that are as different as can be, of shades, and of each kind of dashes.
 _COLOURS, _SHADES, _DASHES = 8, 16, 3
 
 
@@ -27,14 +27,14 @@ class Curve(NamedTuple):
         label: short, for the legend.
         meaning: a phrase.
         dashes: the class of its dashes.
-        colour: the class of its colour; empty where the run's counts.
+        color: the class of its color; empty where the run's counts.
     """
 
     key: str
     label: str
     meaning: str
     dashes: str
-    colour: str
+    color: str
 
 
 class Plot(NamedTuple):
@@ -99,9 +99,9 @@ def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plo
     curves = []
     for i, (name, role) in enumerate(lines):
         kind = kinds.get(role, role)
-        # Only where colours tell runs apart must dashes tell apart two lines of one kind.
+        # Only where colors tell runs apart must dashes tell apart two lines of one kind.
         variant = next(counters[kind]) % _DASHES if several and not layers else 0
-        own = colour(i, len(lines)) if layers or not several else ""
+        own = color(i, len(lines)) if layers or not several else ""
         curves.append(Curve(name, _label(name), find(name).meaning, f"{kind}-{variant}", own))
     return Plot(panel, tuple(curves), layers)
 
@@ -119,11 +119,11 @@ def _label(name: str) -> str:
     return which if name.startswith(_LAYERS) else f"{metric.symbol}, {which}"
 
 
-def colour(i: int, of: int) -> str:
-    """The class of the i-th colour of so many: as different as can be, or shades in order where they are too many.
+def color(i: int, of: int) -> str:
+    """The class of the i-th color of so many: as different as can be, or shades in order where they are too many.
 
     Example:
-        >>> colour(1, 3), colour(0, 20), colour(19, 20)
+        >>> color(1, 3), color(0, 20), color(19, 20)
         ('c1', 's0', 's15')
     """
     return f"c{i}" if of <= _COLOURS else f"s{i * (_SHADES - 1) // (of - 1)}"
@@ -148,7 +148,7 @@ def embedded(runs: Sequence[tuple[str, History]], shown: Sequence[Plot]) -> str:
         >>> from lightning_normtheory.record.history import Row
         >>> history = History(Path(), "", "", rows=[Row(4, 1, 0.0, {"loss": 0.1}, {})])
         >>> embedded([("<b>", history)], plots([history]))[:95]
-        '{"epochs":[[4]],"runs":[{"name":"\\\\u003cb>","colour":"c0","epochs":0,"series":{"loss":[0.1]}}],"'
+        '{"epochs":[[4]],"runs":[{"name":"\\\\u003cb>","color":"c0","epochs":0,"series":{"loss":[0.1]}}],"'
     """
     keys = list(dict.fromkeys(curve.key for plot in shown for curve in plot.curves))
     epochs: dict[tuple[int, ...], int] = {}
@@ -159,7 +159,7 @@ def embedded(runs: Sequence[tuple[str, History]], shown: Sequence[Plot]) -> str:
         written.append(
             {
                 "name": name,
-                "colour": colour(i, len(runs)),
+                "color": color(i, len(runs)),
                 "epochs": epochs.setdefault(own, len(epochs)),
                 "series": {key: [_strict(found.get(epoch)) for epoch in own] for key, found in values.items()},
             }
@@ -178,7 +178,6 @@ def _strict(value: float | None) -> float | str | None:
 
 def _described(plot: Plot) -> Mapping[str, Any]:
     curves = [
-        {"key": curve.key, "label": curve.label, "dashes": curve.dashes, "colour": curve.colour}
-        for curve in plot.curves
+        {"key": curve.key, "label": curve.label, "dashes": curve.dashes, "color": curve.color} for curve in plot.curves
     ]
     return {"title": plot.panel.title, "scale": plot.panel.scale, "layers": plot.layers, "curves": curves}

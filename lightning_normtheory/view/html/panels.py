@@ -138,7 +138,7 @@ def _readings(panel: Panel, runs: Runs) -> Html:
 
 
 def mood_mark(mood: Severity) -> Html:
-    """A sign, since colour alone tells some people nothing; a word, since a sign alone tells others nothing."""
+    """A sign, since color alone tells some people nothing; a word, since a sign alone tells others nothing."""
     sign, word = _MARKS[mood]
     return joined([element("span", sign, class_="mark", aria_hidden="true"), element("span", word, class_="unseen")])
 
@@ -157,7 +157,7 @@ def _chooser(plot: Plot, runs: Runs) -> Html:
 
 def _legend_entry(curve: Curve) -> Html:
     line = f'<line class="line {curve.dashes}" x1="1" x2="29" y1="5" y2="5"/>'
-    swatch = element("svg", Html(line), class_=f"swatch {curve.colour}", viewBox="0 0 30 10", aria_hidden="true")
+    swatch = element("svg", Html(line), class_=f"swatch {curve.color}", viewBox="0 0 30 10", aria_hidden="true")
     return element("li", swatch, curve.label, title=curve.meaning or None)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.view.html.about import measured_how, theorem_tables
-from lightning_normtheory.view.html.data import Plot, colour, embedded, own_plots, plots
+from lightning_normtheory.view.html.data import Plot, color, embedded, own_plots, plots
 from lightning_normtheory.view.html.head import cards, facts, title
 from lightning_normtheory.view.html.markup import Html, element, joined
 from lightning_normtheory.view.html.panels import Runs, panel_html
@@ -121,7 +121,7 @@ def _run_list(runs: Runs) -> Html:
         element(
             "label",
             element("input", type="checkbox", checked=True, data_run=str(i)),
-            element("span", class_=f"spot {colour(i, len(runs))}"),
+            element("span", class_=f"spot {color(i, len(runs))}"),
             element("span", name, class_="name"),
             class_="run",
             title=f"{name}\nDouble click, or Alt and click: only this one",

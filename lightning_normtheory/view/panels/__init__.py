@@ -5,7 +5,7 @@ from lightning_normtheory.view.panels.panel import Line, Panel, Role
 
 __all__ = ["HEADLINES", "PANELS", "SECTIONS", "Line", "Panel", "Role"]
 
-SECTIONS = ("Overview", "Optimisation", "Curvature", "Kernel", "Generalisation", "Layers", "BatchNorm")
+SECTIONS = ("Overview", "Optimization", "Curvature", "Kernel", "Generalization", "Layers", "BatchNorm")
 # The five numbers that are shown large, and the panel that each is read from.
 HEADLINES = {
     "min_weight_norm": "Smallest weight norm",

@@ -1,4 +1,4 @@
-"""The panels of generalisation, layers and BatchNorm."""
+"""The panels of generalization, layers and BatchNorm."""
 
 from lightning_normtheory.view.panels.panel import HOLDS, Line, Panel
 
@@ -6,8 +6,8 @@ __all__ = ["PANELS"]
 
 PANELS: tuple[Panel, ...] = (
     Panel(
-        "Generalisation",
-        "Generalisation gap and its bounds",
+        "Generalization",
+        "Generalization gap and its bounds",
         (
             Line("generalization_gap"),
             Line("generalization_bound", "upper"),
@@ -17,7 +17,7 @@ PANELS: tuple[Panel, ...] = (
         "Validation loss − training loss, beside what the theorem says it stays below.",
     ),
     Panel(
-        "Generalisation",
+        "Generalization",
         "Loss on new samples and its bound",
         (
             Line("generalization_validation_loss"),
@@ -28,14 +28,14 @@ PANELS: tuple[Panel, ...] = (
         "The loss on validation samples, beside the bound of the expected loss.",
     ),
     Panel(
-        "Generalisation",
+        "Generalization",
         "Rademacher complexity",
         (Line("rademacher_bound", "upper"),),
         "log",
         "A bound for all networks of this structure with norms no larger than now.",
     ),
     Panel(
-        "Generalisation",
+        "Generalization",
         "Vacuous bounds",
         (Line("generalization_bound_vacuous"), Line("batchnorm_error_vacuous")),
         "linear",
@@ -43,7 +43,7 @@ PANELS: tuple[Panel, ...] = (
         detail=True,
     ),
     Panel(
-        "Generalisation",
+        "Generalization",
         "Norm of the inputs",
         (Line("rademacher_x_norm"),),
         "linear",

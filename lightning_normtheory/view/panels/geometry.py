@@ -120,7 +120,7 @@ PANELS: tuple[Panel, ...] = (
         "Change of the kernel",
         (Line("ntk_change"), Line("ntk_change_max")),
         "log",
-        "‖K − K₀‖/‖K₀‖, and ΔK, the largest so far: near 0 the network trains as its linearisation does.",
+        "‖K − K₀‖/‖K₀‖, and ΔK, the largest so far: near 0 the network trains as its linearization does.",
     ),
     Panel(
         "Kernel", "Largest eigenvalue", (Line("ntk_lambda_max"),), "log", "λ_max of the tangent kernel.", detail=True
@@ -145,7 +145,7 @@ PANELS: tuple[Panel, ...] = (
         "Alignment with the labels",
         (Line("ntk_label_alignment"),),
         "linear",
-        "The cosine between the centred kernel and that of the labels: it rises as the kernel learns the task.",
+        "The cosine between the centered kernel and that of the labels: it rises as the kernel learns the task.",
     ),
     Panel(
         "Kernel",

@@ -1,4 +1,4 @@
-"""The panels of the overview and of the optimisation."""
+"""The panels of the overview and of the optimization."""
 
 from lightning_normtheory.view.panels.panel import HOLDS, Line, Panel
 
@@ -17,7 +17,7 @@ PANELS: tuple[Panel, ...] = (
         "Smallest weight norm",
         (Line("min_weight_norm"),),
         "linear",
-        "w_min, the smallest norm of a weight vector in a normalised layer: the bounds of WN grow as it falls. "
+        "w_min, the smallest norm of a weight vector in a normalized layer: the bounds of WN grow as it falls. "
         "Plain gradient descent cannot make it fall in WeightNorm layers.",
     ),
     Panel(
@@ -37,7 +37,7 @@ PANELS: tuple[Panel, ...] = (
         detail=True,
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Restricted strong convexity",
         (Line("rsc_ratio"), Line("certificate_ntk_ratio_bound", "lower")),
         "log",
@@ -45,7 +45,7 @@ PANELS: tuple[Panel, ...] = (
         "below, on the samples of the kernel.",
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "α of restricted strong convexity",
         (Line("certificate_alpha"), Line("wn_alpha"), Line("rsc_alpha")),
         "linear",
@@ -53,7 +53,7 @@ PANELS: tuple[Panel, ...] = (
         "usually negative.",
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Smoothness: λ_max and its bound β",
         (
             Line("hessian_lambda_max"),
@@ -65,7 +65,7 @@ PANELS: tuple[Panel, ...] = (
         "β bounds the Hessian along a step; the nearer it is to λ_max, the less is lost in the guaranteed step 1/β.",
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Rate per step: measured and guaranteed",
         (
             Line("certificate_rate_measured"),
@@ -77,14 +77,14 @@ PANELS: tuple[Panel, ...] = (
         "point, with the step 1/β and, where ηβ < 2, with the run's own step.",
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Loss against the epoch before",
         (Line("loss_ratio"),),
         "linear",
         "L_t/L_{t−1}: below 1 the loss of the probe has fallen since it was last measured.",
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Gradient of the loss",
         (Line("grad_norm_sq"),),
         "log",
@@ -92,7 +92,7 @@ PANELS: tuple[Panel, ...] = (
         detail=True,
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Mean gradient of the outputs",
         (
             Line("mean_predictor_grad_norm_sq"),
@@ -104,7 +104,7 @@ PANELS: tuple[Panel, ...] = (
         "‖ḡ‖², which RSC asks to be above its threshold, and what the tangent kernel knows of it.",
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "The step that is guaranteed",
         (Line("certificate_step"),),
         "log",
@@ -112,7 +112,7 @@ PANELS: tuple[Panel, ...] = (
         detail=True,
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "The run's own step in units of 1/β",
         (Line("certificate_omega"),),
         "log",
@@ -120,7 +120,7 @@ PANELS: tuple[Panel, ...] = (
         detail=True,
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Conditions that hold",
         (
             Line("certificate_rsc"),
@@ -132,7 +132,7 @@ PANELS: tuple[Panel, ...] = (
         f"The sufficient conditions for convergence that can be tested on this network. {HOLDS}",
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Margin: restricted strong convexity",
         (Line("certificate_rsc_margin"), Line("rsc_margin")),
         "linear",
@@ -140,7 +140,7 @@ PANELS: tuple[Panel, ...] = (
         detail=True,
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Margin: tangent kernel",
         (Line("certificate_ntk_margin"), Line("certificate_dgm_v_margin"), Line("certificate_dgm_g_margin")),
         "linear",
@@ -148,7 +148,7 @@ PANELS: tuple[Panel, ...] = (
         detail=True,
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Distance from the start",
         (Line("rho"), Line("rho_1"), Line("certificate_rho_2")),
         "log",
@@ -156,7 +156,7 @@ PANELS: tuple[Panel, ...] = (
         detail=True,
     ),
     Panel(
-        "Optimisation",
+        "Optimization",
         "Constants of RSC",
         (Line("rsc_gamma"), Line("rsc_kappa")),
         "linear",

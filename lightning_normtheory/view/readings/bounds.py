@@ -1,4 +1,4 @@
-"""What the panels of generalisation, layers and BatchNorm say."""
+"""What the panels of generalization, layers and BatchNorm say."""
 
 import math
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def _gap(history: History) -> Reading | None:
     if vacuous:
         why = "as such bounds mostly are: outputs that are all zero do better"
         text = f"{measured}. The bound {number(bound)} is vacuous, {why}."
-        return Reading("The generalisation bound is vacuous.", text)
-    return Reading("The generalisation bound is not vacuous.", f"{measured}, the bound {number(bound)}.", "good")
+        return Reading("The generalization bound is vacuous.", text)
+    return Reading("The generalization bound is not vacuous.", f"{measured}, the bound {number(bound)}.", "good")
 
 
 def _new_samples(history: History) -> Reading | None:
@@ -118,7 +118,7 @@ class _Way:
 
 
 READINGS: dict[str, Callable[[History], Reading | None]] = {
-    "Generalisation gap and its bounds": _gap,
+    "Generalization gap and its bounds": _gap,
     "Loss on new samples and its bound": _new_samples,
     "Rademacher complexity": _rademacher,
     "Smallest weight norm of each layer": _Layers("weight_norm", "smallest weight vector", smallest=True),

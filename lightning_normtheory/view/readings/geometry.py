@@ -140,7 +140,7 @@ def _change(history: History) -> Reading | None:
         return None
     size = f"The kernel has changed by up to {percent(change) if change < 1 else f'{times(change)} its size'}"
     if change < 0.1:
-        return Reading("The kernel hardly changes.", f"{size}: the network trains as its linearisation would.")
+        return Reading("The kernel hardly changes.", f"{size}: the network trains as its linearization would.")
     if change < 0.5:
         return Reading("The kernel changes.", f"{size}: between linear training and learning of features.")
     return Reading("The kernel changes much.", f"{size}: theories of linear training do not describe this run.")

@@ -1,4 +1,4 @@
-"""What the panels of the overview and of the optimisation say."""
+"""What the panels of the overview and of the optimization say."""
 
 import math
 
@@ -31,7 +31,7 @@ def _weight_norm(history: History) -> Reading | None:
         return None
     first, *_, last = (*norms.values(), *norms.values())
     if not all(0 < value < math.inf for value in (first, last)):
-        text = f"w_min is {number(last)}, and was {number(first)} at first: normalisation divides by it."
+        text = f"w_min is {number(last)}, and was {number(first)} at first: normalization divides by it."
         return Reading("A weight vector has vanished or grown without limit.", text, "bad")
     if len(norms) == 1:
         return Reading("w_min was measured once.", f"w_min is {number(last, 5)}.")

@@ -68,7 +68,7 @@ def _duration(seconds: float) -> str:
 def _theorems(history: History) -> list[str]:
     """Without what they are about; our own forms of them are called so."""
     names = {status.theorem.partition(" (")[0]: status.verdict for status in history.theorems}
-    notes = {"applies": "", "generalised": " (generalised)"}
+    notes = {"applies": "", "generalized": " (generalized)"}
     return [f"{name}{notes[verdict]}" for name, verdict in names.items() if verdict in notes]
 
 

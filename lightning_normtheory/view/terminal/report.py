@@ -11,7 +11,7 @@ from lightning_normtheory.view.terminal.epochs import epoch_table, legend, theor
 
 __all__ = ["print_report"]
 
-# A sign and a colour: not everybody sees the colour.
+# A sign and a color: not everybody sees the color.
 _SIGNS: dict[Severity, tuple[str, str]] = {"good": ("+", "green"), "note": ("·", ""), "bad": ("!", "bold red")}
 
 

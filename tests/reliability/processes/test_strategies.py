@@ -51,7 +51,7 @@ def test_one_process_and_other_stages_are_no_matter():
         assert NormTheory().setup(trainer_of(strategy, world_size), Classifier("wn"), stage) is None
 
 
-class Synchronised(Classifier):
+class Synchronized(Classifier):
     def __init__(self):
         super().__init__("plain")
         self.net = nn.Sequential(nn.Linear(FEATURES, 8), nn.SyncBatchNorm(8), nn.ReLU(), nn.Linear(8, CLASSES))
@@ -59,7 +59,7 @@ class Synchronised(Classifier):
 
 def start(callback, world_size):
     fit = SimpleNamespace(world_size=world_size, callbacks=[callback], strategy=None)
-    callback.on_fit_start(fit, Synchronised())
+    callback.on_fit_start(fit, Synchronized())
     return [diagnostic.names[0] for diagnostic in callback._active]
 
 

@@ -1,4 +1,4 @@
-"""What a strange model logs about generalisation and convergence: what it must equal, and what it must exceed."""
+"""What a strange model logs about generalization and convergence: what it must equal, and what it must exceed."""
 
 import itertools
 import math
@@ -11,9 +11,9 @@ from reliability.strange.strange_checks import CLOSE, EPS, Checks
 class BoundChecks(Checks):
     """`Checks` of the theorems' numbers."""
 
-    # -- generalisation ------------------------------------------------------------------------------------------------
+    # -- generalization ------------------------------------------------------------------------------------------------
 
-    def generalisation(self) -> None:
+    def generalization(self) -> None:
         dense = self.predicting[-1]
         train = dense.loss
         if self.plan.validation:

@@ -8,7 +8,7 @@ from reliability.strange.strange_models import StrangeModel
 from reliability.strange.strange_reference import Dense, difference
 from support.oracles import loop_norms, loop_norms_except
 
-# Rounding of float64, 1e-16, times what normalisations of a few nearly equal numbers amplify.
+# Rounding of float64, 1e-16, times what normalizations of a few nearly equal numbers amplify.
 CLOSE = 1e-7
 EPS = torch.finfo(torch.float64).eps
 
@@ -168,7 +168,7 @@ class Checks:
         expected = self._norms()
         logged = {name.removeprefix("layers/weight_norm__") for name in self.row.starting("layers/weight_norm__")}
         for name in logged:
-            self.row.require(name in expected, f"{name} counts as normalised")
+            self.row.require(name in expected, f"{name} counts as normalized")
         for name, (norms, batch_norm) in expected.items():
             if name in logged:
                 self.close(f"layers/weight_norm__{name}", min(norms))
@@ -178,7 +178,7 @@ class Checks:
             self.close("min_weight_norm", min(min(expected[name][0]) for name in logged if name in expected))
 
     def _norms(self) -> dict[str, tuple[list[float], str]]:
-        """The norms of units by metric, and the BatchNorm that they are normalised by, if it is one."""
+        """The norms of units by metric, and the BatchNorm that they are normalized by, if it is one."""
         plan, module, found = self.plan, self.now.module, {}
         if plan.embedding_norm:
             found["embedding"] = loop_norms_except(_direction(module.embedding, "weight"), _dim(plan.embedding_dim)), ""

@@ -37,7 +37,7 @@ class Plan:
     outputs: int
     zero_head: bool
     loss: str
-    regularised: bool
+    regularized: bool
     dict_batches: bool
     returns: str
     optimizer: str
@@ -59,7 +59,7 @@ class Plan:
     def __str__(self) -> str:
         words = [f"x {self.shape}", *map(str, self.blocks), f"collapse {self.collapse}@{self.turn}", self.loss]
         words += [f"embedding {self.vocabulary} {self.embedding_norm} {self.embedding_dim}"] if self.vocabulary else []
-        flags = ("zero_head", "regularised", "dict_batches", "manual", "remembers", "outer", "drop_last")
+        flags = ("zero_head", "regularized", "dict_batches", "manual", "remembers", "outer", "drop_last")
         words += [flag for flag in flags if getattr(self, flag)]
         words += [f"second input {self.second_input} {self.join}"] if self.second_input else []
         words += [f"buffer {self.buffer}"] if self.buffer else []
@@ -121,7 +121,7 @@ def draw(rng: random.Random) -> Plan:
         outputs=outputs,
         zero_head=blocks[-1].norm == "none" and rng.random() < 0.15,
         loss=loss,
-        regularised=rng.random() < 0.2,
+        regularized=rng.random() < 0.2,
         dict_batches=rng.random() < 0.15,
         returns=rng.choice(("tensor", "tensor", "tensor", "tensor", "dict", "tuple")),
         optimizer=rng.choice(("sgd", "momentum", "adam", "groups")),
@@ -158,7 +158,7 @@ def _as_chain(plan: Plan, rng: random.Random) -> Plan:
         for block in plan.blocks
     )
     simple = {"vocabulary": 0, "embedding_norm": "", "second_input": 0, "buffer": "", "drop_last": False}
-    simple |= {"regularised": False, "dict_batches": False, "outer": False}
+    simple |= {"regularized": False, "dict_batches": False, "outer": False}
     options = {**plan.options, "batch_stats": None}
     return replace(plan, blocks=blocks, loss=rng.choice(("square", "mse")), options=options, **simple)
 

@@ -99,7 +99,7 @@ class StrangeModule(pl.LightningModule):
             "cross entropy": lambda: F.cross_entropy(f, y),
             "logistic": lambda: F.binary_cross_entropy_with_logits(f, y),
         }[self.plan.loss]()
-        return loss + 0.01 * sum(p.square().sum() for p in self.parameters()) if self.plan.regularised else loss
+        return loss + 0.01 * sum(p.square().sum() for p in self.parameters()) if self.plan.regularized else loss
 
     def training_step(self, batch, batch_idx):
         loss = self.loss_of(batch)

@@ -1,4 +1,4 @@
-"""The parts that strange models are made of: layers of many kinds under many normalisations, connected in odd ways."""
+"""The parts that strange models are made of: layers of many kinds under many normalizations, connected in odd ways."""
 
 import math
 from dataclasses import dataclass

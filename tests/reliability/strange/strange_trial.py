@@ -133,7 +133,7 @@ def compare(checks: BoundChecks, unknown: set[str], messages: list[str]) -> None
     checks.kernel()
     checks.weight_norms(unknown)
     checks.batch_norms()
-    checks.generalisation()
+    checks.generalization()
     checks.certificate()
     reasons = [message for message in messages if message.startswith("rademacher_bound is NaN: ")]
     row.require(len(reasons) == math.isnan(row["rademacher_bound"]), f"one reason, but: {reasons}")

@@ -44,7 +44,7 @@ def test_the_models_are_strange():
     for flag in (
         "manual",
         "dict_batches",
-        "regularised",
+        "regularized",
         "zero_head",
         "outer",
         "remembers",

@@ -1,4 +1,4 @@
-"""The graph of a forward pass: what is recognised, what is refused, and that it computes what the model computes."""
+"""The graph of a forward pass: what is recognized, what is refused, and that it computes what the model computes."""
 
 import math
 

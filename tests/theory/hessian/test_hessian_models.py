@@ -193,7 +193,7 @@ def test_every_batch_and_every_product_finds_the_buffers_as_they_were(inplace, m
 def test_a_loss_that_differentiates_with_respect_to_the_parameters():
     """A penalty on the norm of the gradient. The reference has no WeightNorm: w = g v/‖v‖ by hand."""
 
-    def penalised(model):
+    def penalized(model):
         def loss(output, y):
             value = sum_square(output, y)
             gradients = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
@@ -213,8 +213,8 @@ def test_a_loss_that_differentiates_with_respect_to_the_parameters():
     for form in WEIGHT_NORM_FORMS.values():
         layer = form(nn.Linear(4, 3)).double()
         model, by_hand = nn.Sequential(layer, nn.Tanh()), ByHand(layer)
-        actual = assembled(model, penalised(model), batches)
-        expected = assembled(by_hand, penalised(by_hand), batches)
+        actual = assembled(model, penalized(model), batches)
+        expected = assembled(by_hand, penalized(by_hand), batches)
         torch.testing.assert_close(actual, expected)
 
 

@@ -164,11 +164,11 @@ def test_a_recurrent_layer_gets_its_flag_back(mode):
     assert (model[0].training, model[0].dropout) == (mode, 0.5)
 
 
-def batch_normalised(x: torch.Tensor) -> torch.Tensor:
+def batch_normalized(x: torch.Tensor) -> torch.Tensor:
     return (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
 
 
-def running_normalised(x: torch.Tensor) -> torch.Tensor:
+def running_normalized(x: torch.Tensor) -> torch.Tensor:
     return (x - 1.0) / (4.0 + 1e-5) ** 0.5
 
 
@@ -181,12 +181,12 @@ def batch_norm(training: bool) -> nn.Module:
 
 # What each BatchNorm does, by its own flag and by what the caller asked for.
 STATISTICS = {
-    (True, None): batch_normalised,
-    (False, None): running_normalised,
-    (True, True): batch_normalised,
-    (False, True): batch_normalised,
-    (True, False): running_normalised,
-    (False, False): running_normalised,
+    (True, None): batch_normalized,
+    (False, None): running_normalized,
+    (True, True): batch_normalized,
+    (False, True): batch_normalized,
+    (True, False): running_normalized,
+    (False, False): running_normalized,
 }
 
 
@@ -207,8 +207,8 @@ def test_a_frozen_batch_norm_in_a_model_that_trains_stays_frozen():
     x = torch.randn(6, 2, dtype=torch.float64)
     with preserve_state(model):
         first = model[0](x)
-        torch.testing.assert_close(first, running_normalised(x), rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(model(x), batch_normalised(first), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(first, running_normalized(x), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(model(x), batch_normalized(first), rtol=1e-12, atol=1e-14)
     assert [module.training for module in model.modules()] == [True, False, True]
 
 
@@ -217,7 +217,7 @@ def test_without_running_statistics_there_is_no_choice():
     x = torch.randn(6, 2, dtype=torch.float64)
     for batch_stats in (True, None):
         with preserve_state(model.eval(), batch_stats=batch_stats):
-            torch.testing.assert_close(model(x), batch_normalised(x), rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(model(x), batch_normalized(x), rtol=1e-12, atol=1e-14)
     with (
         pytest.raises(ValueError, match=r"BatchNorm1d '0' keeps none.*True or None"),
         preserve_state(model, batch_stats=False),
@@ -225,7 +225,7 @@ def test_without_running_statistics_there_is_no_choice():
         pass
 
 
-def instance_normalised(x: torch.Tensor) -> torch.Tensor:
+def instance_normalized(x: torch.Tensor) -> torch.Tensor:
     return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
 
 
@@ -236,7 +236,7 @@ def test_instance_norm_always_uses_each_sample(training, batch_stats):
     model = nn.Sequential(nn.InstanceNorm1d(2)).train(training)
     x = torch.randn(3, 2, 5, dtype=torch.float64)
     with preserve_state(model, batch_stats=batch_stats):
-        torch.testing.assert_close(model(x), instance_normalised(x), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(model(x), instance_normalized(x), rtol=1e-12, atol=1e-14)
 
 
 def test_instance_norm_with_running_statistics_is_restored():
@@ -336,7 +336,7 @@ def test_training_does_not_notice():
     assert all(torch.equal(value, measured[name]) for name, value in plain.items())
 
 
-def test_cuda_is_not_initialised():
+def test_cuda_is_not_initialized():
     with preserve_state(nn.Linear(2, 2)):
         pass
     assert not torch.cuda.is_initialized()

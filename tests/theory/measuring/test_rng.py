@@ -92,7 +92,7 @@ def test_a_float_seed_sequence_is_not_shared_with_generators_of_the_user():
     assert first == (again[0].random(), again[1].random(), float(torch.rand((), generator=again[2])))
 
 
-def test_cuda_is_not_initialised():
+def test_cuda_is_not_initialized():
     with isolated_rng():
         pass
     assert not torch.cuda.is_initialized()

@@ -1,4 +1,4 @@
-"""‖W_i‖ of every unit of every normalised layer, against loops over the entries."""
+"""‖W_i‖ of every unit of every normalized layer, against loops over the entries."""
 
 import math
 
@@ -207,12 +207,12 @@ def output_units(layer: nn.Module) -> int:
     return next(getattr(layer, n) for n in ("out_features", "out_channels", "embedding_dim") if hasattr(layer, n))
 
 
-@pytest.mark.parametrize("synchronised", [False, True], ids=["", "sync"])
+@pytest.mark.parametrize("synchronized", [False, True], ids=["", "sync"])
 @pytest.mark.parametrize(("build", "batch_norm"), BATCH_NORMS.values(), ids=BATCH_NORMS.keys())
-def test_layer_before_a_batch_norm(build, batch_norm, synchronised):
+def test_layer_before_a_batch_norm(build, batch_norm, synchronized):
     layer = build()
     net = nn.Sequential(layer, batch_norm(output_units(layer)))
-    if synchronised:
+    if synchronized:
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     expected = loop_norms(layer)
     assert_norms(weight_norms(net), {"0": expected})

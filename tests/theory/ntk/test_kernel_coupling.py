@@ -35,16 +35,16 @@ def graph_of_samples(edges):
 
 
 COUPLED = {
-    "centred": lambda m, x: m.b(torch.tanh(m.a(x) - m.a(x).mean(0))),
+    "centered": lambda m, x: m.b(torch.tanh(m.a(x) - m.a(x).mean(0))),
     "causal": lambda m, x: m.b(m.a(x).tanh().cumsum(0).tanh()),
     "the last two": graph_of_samples([(-1, -2)]),
-    "neighbours": lambda m, x: m.b(m.a(x + 0.1 * x.roll(1, 0)).tanh()),
+    "neighbors": lambda m, x: m.b(m.a(x + 0.1 * x.roll(1, 0)).tanh()),
     "random": lambda m, x: m.b(nn.functional.dropout(m.a(x), 0.5, training=True)),
 }
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 7, 20])
-@pytest.mark.parametrize("name", ["centred", "causal", "neighbours"])
+@pytest.mark.parametrize("name", ["centered", "causal", "neighbors"])
 def test_samples_that_see_each_other(name, n):
     """The derivative goes through the batch, however few samples there are."""
     model = Graph(COUPLED[name], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
@@ -54,7 +54,7 @@ def test_samples_that_see_each_other(name, n):
 
 
 def test_a_warning_says_that_samples_see_each_other():
-    model = Graph(COUPLED["centred"], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    model = Graph(COUPLED["centered"], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
     with pytest.warns(UserWarning, match="samples see each other"):
         assert empirical_ntk(model, MODELS["mlp"].data(20)[0]).coupled
 
@@ -82,7 +82,7 @@ def test_a_forgotten_batch_first(layer, n):
 @pytest.mark.parametrize("numbers", [1, 40, 200])
 def test_portions_of_samples_that_see_each_other(numbers, monkeypatch):
     monkeypatch.setattr(assembly, "_BYTES", 8 * numbers)
-    model = Graph(COUPLED["centred"], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    model = Graph(COUPLED["centered"], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
     x, _ = MODELS["mlp"].data()
     assert_equal(quiet_kernel(model, x), dense_kernel(model, x, "trace"))
 

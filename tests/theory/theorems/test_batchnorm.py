@@ -47,8 +47,8 @@ def test_they_are_what_the_layer_divides_by():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False)).double()
     x = torch.randn(6, 2, dtype=torch.float64)
     hidden = model[0](x)
-    normalised = (hidden - hidden.mean(0)) / batchnorm_factors(model, x)["1"]
-    torch.testing.assert_close(model(x), normalised, rtol=1e-12, atol=1e-13)
+    normalized = (hidden - hidden.mean(0)) / batchnorm_factors(model, x)["1"]
+    torch.testing.assert_close(model(x), normalized, rtol=1e-12, atol=1e-13)
 
 
 def test_running_statistics():
@@ -70,7 +70,7 @@ def test_running_variance_is_unbiased_and_that_of_the_batch_is_not():
     assert float(unbiased) == pytest.approx((14 / 2) ** 0.5, rel=1e-14)
 
 
-def test_inner_layers_see_what_earlier_batch_norms_normalised():
+def test_inner_layers_see_what_earlier_batch_norms_normalized():
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(2, eps=1e-20, affine=False), nn.Linear(2, 2), nn.BatchNorm1d(2)).double()
     x = torch.randn(5, 2, dtype=torch.float64)

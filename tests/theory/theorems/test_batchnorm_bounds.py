@@ -22,16 +22,16 @@ def rademacher_from_below(B: float, rho: float, v0: torch.Tensor, x: torch.Tenso
     """E_ε of a supremum over some networks of the class, for all 2ⁿ signs ε.
 
     One unit may have all of B: then (1/n)Σ_i ε_i h(x_i) = ±(B/n)Σ_i ε_i σ(±⟨v, x̄_i⟩) with v anywhere in the ball around
-    v_0j. Ascent from the centre and from random points, with steps to the border, finds good ones.
+    v_0j. Ascent from the center and from random points, with steps to the border, finds good ones.
     """
     signs = all_signs(len(x))
     best = torch.zeros(len(signs), dtype=torch.float64)
-    for centre, side, outer in itertools.product(v0, (1.0, -1.0), (1.0, -1.0)):
+    for center, side, outer in itertools.product(v0, (1.0, -1.0), (1.0, -1.0)):
         offset = torch.randn(trials, 1, x.shape[1], dtype=torch.float64)
         offset = (rho * offset / offset.norm(dim=-1, keepdim=True)).repeat(1, len(signs), 1)
         offset[0] = 0.0
         for _ in range(6):
-            hidden = side * (centre + offset) @ x.t()
+            hidden = side * (center + offset) @ x.t()
             best = torch.maximum(best, (outer * signs * hidden.relu()).sum(-1).amax(0))
             gradient = (outer * side * signs * (hidden > 0)) @ x
             offset = rho * gradient / gradient.norm(dim=-1, keepdim=True).clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""The generalised WeightNorm constants: measured ≤ bound on every network, in every ball, along every step."""
+"""The generalized WeightNorm constants: measured ≤ bound on every network, in every ball, along every step."""
 
 import math
 

@@ -142,7 +142,7 @@ def decreases(case: RSCCase, omega: float, stretch: float) -> list[tuple[float, 
     """For two lines of B_t, along ḡ (κ = 1) and along ∇L (κ = the cosine), where α > 0: the decrease of the loss that
     Theorem 5.3 promises, and the one that is measured.
 
-    By the definition of γ_t, (1−γ_t)(L−L*) = L − L(θ̄), where θ̄ minimises L in B_t. So L* cancels in eq. (14), which
+    By the definition of γ_t, (1−γ_t)(L−L*) = L − L(θ̄), where θ̄ minimizes L in B_t. So L* cancels in eq. (14), which
     says L⁺ ≤ L − (α/β)ω(2−ω)(L − L(θ̄)). For a point of B_t that is not the best the same follows.
     """
     theta = case.theta
@@ -361,7 +361,7 @@ def test_other_arguments_are_checked():
     with pytest.raises(ValueError, match="samples to be a whole number"):
         ntk_lower_bound(1.0, 0)
     W, v = torch.eye(2), torch.ones(2)
-    with pytest.raises(ValueError, match="of the shapes at initialisation"):
+    with pytest.raises(ValueError, match="of the shapes at initialization"):
         rsc_radii([W, v], [W, torch.ones(3)])
     with pytest.raises(ValueError, match="equal widths"):
         rsc_radii([W, torch.ones(3, 2), torch.ones(3)], [W, torch.ones(3, 2), torch.ones(3)])

@@ -171,13 +171,13 @@ def test_wn_does_not_apply_with_a_factor_somewhere(place):
     problem = network_problem(net, unit(), targets(), square)
     assert isinstance(problem.chain, Chain)
     assert not problem.has_weight_norm_form
-    assert applicable_theorems(net, unit(), targets(), square)[0].verdict == "generalised"
+    assert applicable_theorems(net, unit(), targets(), square)[0].verdict == "generalized"
 
 
 def test_rsc_needs_unit_output_weights():
     net = rsc_network()
     net[-1].weight.data *= 1000
-    assert applicable_theorems(net, math.sqrt(3) * unit(), targets(), square)[2].verdict == "generalised"
+    assert applicable_theorems(net, math.sqrt(3) * unit(), targets(), square)[2].verdict == "generalized"
 
 
 def test_outputs_that_are_no_tensor_get_reasons():

@@ -1,4 +1,4 @@
-"""Which theorem applies: a table of networks with the verdicts, and losses recognised by their values."""
+"""Which theorem applies: a table of networks with the verdicts, and losses recognized by their values."""
 
 import math
 
@@ -55,7 +55,7 @@ def freed_lengths():
 )  # fmt: skip
 def test_wn_is_generalised_where_one_assumption_fails(net, x, y, loss, reason):
     row = applicable_theorems(net, x, y, loss)[WN]
-    assert row.verdict == "generalised"
+    assert row.verdict == "generalized"
     assert any(reason in each for each in row.reasons), row.reasons
 
 
@@ -78,7 +78,7 @@ def test_rsc_and_linearity_apply_to_their_network():
     found = verdicts(rsc_network(), math.sqrt(3) * unit(), targets())
     assert found[RSC] == found[LIN] == "applies"
     assert network_problem(rsc_network(), math.sqrt(3) * unit()).has_rsc_form
-    assert verdicts(rsc_network(), unit(), targets())[RSC] == "generalised"
+    assert verdicts(rsc_network(), unit(), targets())[RSC] == "generalized"
     assert not network_problem(rsc_network(), unit()).has_rsc_form
 
 
@@ -93,7 +93,7 @@ def test_bn_is_about_widths_that_nobody_has():
     y = torch.randint(0, 2, (20, 1)).double()
     for x, loss, reason in (
         (unit() / 2, nn.functional.binary_cross_entropy_with_logits, "the width is 16"),
-        (10 * unit(), nn.functional.binary_cross_entropy_with_logits, "‖x̄‖ of the centred inputs reaches"),
+        (10 * unit(), nn.functional.binary_cross_entropy_with_logits, "‖x̄‖ of the centered inputs reaches"),
     ):
         row = applicable_theorems(net, x, y, loss)[BN]
         assert row.verdict == "does not apply"
@@ -106,7 +106,7 @@ def test_on_a_relu_resnet_no_theorem_of_optimisation_applies_and_the_reasons_are
     rows = applicable_theorems(model, x, y, nn.functional.cross_entropy)
     assert [row.verdict for row in rows] == [
         "does not apply",
-        "generalised",
+        "generalized",
         "does not apply",
         "does not apply",
         "does not apply",

@@ -168,7 +168,7 @@ LONG = cases(log_scale=st.floats(3, 6), samples=st.integers(1, 2), width=st.inte
 def test_the_rate_of_theorem_5_1(case, omega, stretch, kappa):
     """L⁺ − L* ≤ (1 − (α/β)ω(1−γ_t)(2−ω))(L − L*), eq. (18).
 
-    By the definition of γ_t, (1−γ_t)(L−L*) = L − L(θ̄), where θ̄ minimises L in B_t. So L* cancels, and the theorem says
+    By the definition of γ_t, (1−γ_t)(L−L*) = L − L(θ̄), where θ̄ minimizes L in B_t. So L* cancels, and the theorem says
     L⁺ ≤ L − (α/β)ω(2−ω)(L − L(θ̄)): it need not be known whether the network can interpolate. For a point of B_t that
     is not the best the same follows, which is what can be tested rigorously.
     """

@@ -62,9 +62,9 @@ function resetZoom() {
   refresh();
 }
 
-function zoomAround(centre, factor) {
+function zoomAround(center, factor) {
   const [from, to] = page.zoom || page.extent;
-  zoomTo(centre - (centre - from) * factor, centre + (to - centre) * factor);
+  zoomTo(center - (center - from) * factor, center + (to - center) * factor);
 }
 
 // -- what a plot says at an epoch -------------------------------------------------------------------------------------
@@ -73,16 +73,16 @@ function showTip(plot, epoch, near = null) {
   const values = plot.cross(epoch);
   const distances = values.map(({ value }) => (near !== null && plot.has(value) ? Math.abs(plot.y(value) - near) : Infinity));
   const closest = Math.min(...distances) < Infinity && values.length > 1 ? distances.indexOf(Math.min(...distances)) : -1;
-  plot.emphasise(closest < 0 ? ".none" : `[data-run="${values[closest].run}"][data-curve="${values[closest].curve}"]`);
+  plot.emphasize(closest < 0 ? ".none" : `[data-run="${values[closest].run}"][data-curve="${values[closest].curve}"]`);
   tip.replaceChildren();
   const head = document.createElement("p");
   head.textContent = `epoch ${epoch}`;
   const list = document.createElement("ul");
   list.classList.toggle("many", values.length > (narrow() ? 24 : 12));
-  values.forEach(({ label, value, colour }, i) => {
+  values.forEach(({ label, value, color }, i) => {
     const item = document.createElement("li");
     const spot = document.createElement("span");
-    spot.className = `spot ${colour}`;
+    spot.className = `spot ${color}`;
     const name = document.createElement("span");
     name.className = "name";
     name.textContent = label;
@@ -267,8 +267,8 @@ function listenToRuns() {
   boxes.forEach((box, i) => {
     box.addEventListener("click", (event) => show(event.altKey ? (j) => j === i : (j) => boxes[j].checked));
     box.parentElement.addEventListener("dblclick", () => show((j) => j === i));
-    box.parentElement.addEventListener("pointerenter", () => page.plots.forEach((plot) => plot.emphasise(`[data-run="${i}"]`)));
-    box.parentElement.addEventListener("pointerleave", () => page.plots.forEach((plot) => plot.emphasise(".none")));
+    box.parentElement.addEventListener("pointerenter", () => page.plots.forEach((plot) => plot.emphasize(`[data-run="${i}"]`)));
+    box.parentElement.addEventListener("pointerleave", () => page.plots.forEach((plot) => plot.emphasize(".none")));
   });
   document.getElementById("all-runs").addEventListener("click", () => show(() => true));
   document.getElementById("no-runs").addEventListener("click", () => show(() => false));
@@ -292,7 +292,7 @@ function sparklines() {
         if (good(value)) points.push(`${x.toFixed(1)} ${(height - 3 - share(value) * (height - 6)).toFixed(1)}`);
       });
       // A lone point is a line of no length with round ends.
-      return points.length ? `<path class="line ${run.colour}" d="M${points.join("L")}${points.length > 1 ? "" : "h0"}"/>` : "";
+      return points.length ? `<path class="line ${run.color}" d="M${points.join("L")}${points.length > 1 ? "" : "h0"}"/>` : "";
     });
     spark.innerHTML = `<svg viewBox="0 0 ${width} ${height}" width="100%" height="${height}" preserveAspectRatio="none">${paths.join("")}</svg>`;
   }

@@ -43,8 +43,8 @@ class Plot {
         if (!values) return;
         const parts = page.runs.length > 1 && !this.layers ? [run.name] : [];
         if (!parts.length || this.curves.length > 1) parts.push(curve.label);
-        const colour = curve.colour || run.colour;
-        found.push({ run: run.index, curve: i, label: parts.join(", "), colour, dashes: curve.dashes, epochs: run.epochs, values });
+        const color = curve.color || run.color;
+        found.push({ run: run.index, curve: i, label: parts.join(", "), color, dashes: curve.dashes, epochs: run.epochs, values });
       });
     }
     return found;
@@ -124,7 +124,7 @@ class Plot {
   }
 
   /** A path through the points. It passes over epochs without a value, and stops at what cannot be drawn. */
-  line({ run, curve, colour, dashes, epochs, values }) {
+  line({ run, curve, color, dashes, epochs, values }) {
     const [from, to] = page.zoom || page.extent;
     // One more on either side, so that lines go on to the frame.
     const first = Math.max(epochs.findIndex((epoch) => epoch >= from) - 1, 0);
@@ -147,7 +147,7 @@ class Plot {
     }
     close();
     const drawn = path ? `<path class="line ${dashes}" d="${path}"/>` : "";
-    return `<g class="${colour}" data-run="${run}" data-curve="${curve}">${drawn}${dots}</g>`;
+    return `<g class="${color}" data-run="${run}" data-curve="${curve}">${drawn}${dots}</g>`;
   }
 
   /** At the edges, where a value is not a number or infinite; of those that would cover each other, one. */
@@ -165,7 +165,7 @@ class Plot {
         const x = Math.round(this.x(line.epochs[i]));
         if (x - taken[value] < 10) return;
         taken[value] = x;
-        drawn += `<path class="mark-${Number.isNaN(value) ? "nan" : "infinite"} ${line.colour}" d="${shapes[value](x)}"/>`;
+        drawn += `<path class="mark-${Number.isNaN(value) ? "nan" : "infinite"} ${line.color}" d="${shapes[value](x)}"/>`;
       });
     }
     return drawn;
@@ -220,20 +220,20 @@ class Plot {
     const values = this.at(epoch);
     const dots = values
       .filter(({ value }) => this.has(value))
-      .map(({ value, colour }) => `<circle class="${colour}" cx="${x}" cy="${this.y(value).toFixed(2)}" r="3.5"/>`);
+      .map(({ value, color }) => `<circle class="${color}" cx="${x}" cy="${this.y(value).toFixed(2)}" r="3.5"/>`);
     this.canvas.querySelector(".cross").innerHTML =
       `<line x1="${x}" x2="${x}" y1="${EDGE.top}" y2="${this.frame.bottom}"/>${dots.join("")}`;
     return values;
   }
 
   /** Makes the lines stand out that a selector finds. */
-  emphasise(selector) {
+  emphasize(selector) {
     for (const line of this.canvas.querySelectorAll("g[data-run]")) line.classList.toggle("closest", line.matches(selector));
   }
 
   clear() {
     this.epoch = null;
-    this.emphasise(".none");
+    this.emphasize(".none");
     const cross = this.canvas.querySelector(".cross");
     if (cross) cross.innerHTML = "";
   }
