@@ -4,13 +4,16 @@ from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
 from lightning_normtheory.hessian.eigenvalues import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue
 from lightning_normtheory.hessian.operator import hessian_operator, hessian_vector_product
 from lightning_normtheory.hessian.predictor import predictor_hessian_norm
+from lightning_normtheory.hessian.trace import TraceEstimate, hessian_trace
 
 __all__ = [
     "Eigenpair",
+    "TraceEstimate",
     "edges_of_stability",
     "hessian_eigenpairs",
     "hessian_operator",
     "hessian_top_eigenvalue",
+    "hessian_trace",
     "hessian_vector_product",
     "predictor_hessian_norm",
 ]

@@ -16,6 +16,7 @@ __all__ = [
     "FEEDING_LAYERS",
     "NormalizedWeight",
     "batch_norm_layers",
+    "layer_of_parameter",
     "public_name",
     "refuse_uninitialized",
     "unit_vectors",
@@ -118,6 +119,16 @@ def public_name(path: str, tensor_name: str = "weight") -> str:
     if tensor_name == "weight" and layer:
         return layer
     return f"{layer}.{tensor_name}" if layer else tensor_name
+
+
+def layer_of_parameter(name: str) -> str:
+    """Return the `public_name` of the layer that a parameter belongs to, parametrized or not.
+
+    Example:
+        >>> layer_of_parameter("net.0.bias"), layer_of_parameter("net.0.parametrizations.weight.original0")
+        ('net.0', 'net.0')
+    """
+    return public_name(name.rpartition(".")[0].partition("parametrizations")[0].rstrip("."))
 
 
 def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:

@@ -11,7 +11,7 @@ from lightning_normtheory.autodiff.graph import refuse_reentrant_checkpoints
 from lightning_normtheory.autodiff.weight_norm import DifferentiatedInside, EffectiveWeights, WeightNormMap
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_samples, map_leaves, require_graph, trainable_parameters
-from lightning_normtheory.model.layers import public_name, weight_norm_parameters
+from lightning_normtheory.model.layers import layer_of_parameter, weight_norm_parameters
 from lightning_normtheory.ntk.factors import Part, Result
 from lightning_normtheory.ntk.precision import Converted
 
@@ -157,5 +157,4 @@ def _roles(model: nn.Module) -> dict[int, Part]:
 
 
 def _leaf(name: str, parameter: Tensor, roles: dict[int, Part]) -> Leaf:
-    owner = name.rpartition(".")[0].partition("parametrizations")[0].rstrip(".")
-    return Leaf(name, public_name(owner), roles.get(id(parameter), "rest"), parameter)
+    return Leaf(name, layer_of_parameter(name), roles.get(id(parameter), "rest"), parameter)
