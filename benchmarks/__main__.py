@@ -4,7 +4,7 @@ import argparse
 
 from rich.console import Console
 
-from benchmarks import hessian, memory, ntk, overhead
+from benchmarks import hessian, memory, ntk, overhead, trace
 
 
 def main() -> None:
@@ -13,8 +13,8 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="*",
-        default=["hessian", "ntk", "memory", "overhead"],
-        help="hessian, ntk, memory, overhead; default: all",
+        default=["hessian", "trace", "ntk", "memory", "overhead"],
+        help="hessian, trace, ntk, memory, overhead; default: all",
     )
     parser.add_argument(
         "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
@@ -31,6 +31,9 @@ def main() -> None:
         for name in (name for name in chosen if name in hessian.CASES):
             console.print(hessian.cost_table(name))
             console.print(hessian.comparison_table(name, arguments.runs))
+    if "trace" in arguments.what:
+        for name in (name for name in chosen if name in hessian.CASES):
+            console.print(trace.table(name, arguments.runs))
     if "ntk" in arguments.what:
         for name in (name for name in chosen if name in ntk.CASES):
             console.print(ntk.cost_table(name, arguments.runs))

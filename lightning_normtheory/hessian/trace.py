@@ -154,7 +154,7 @@ def _exact(hessian: LossHessian, blocks: _Blocks) -> TraceEstimate:
     return blocks.estimate(traces, torch.zeros(2, len(traces), dtype=torch.float64), hessian.space.size, rounding)
 
 
-def _captured(hessian: LossHessian, basis: Sequence[Tensor], blocks: _Blocks) -> tuple[Tensor, float]:
+def _captured(hessian: LossHessian, basis: Tensor, blocks: _Blocks) -> tuple[Tensor, float]:
     """The traces of the blocks of PH + HP − PHP with P = QQᵀ, and the largest ‖Hq‖.
 
     What is left of H is (I − P)H(I − P). The total of the traces is that of QᵀHQ.
@@ -178,21 +178,20 @@ def _signs(hessian: LossHessian, generator: torch.Generator) -> Tensor:
     return (2.0 * torch.randint(2, (hessian.space.size,), generator=generator) - 1).to(hessian.gradient)
 
 
-def _project_out(basis: Sequence[Tensor], vector: Tensor) -> Tensor:
-    """(I − QQᵀ)v."""
-    vector = vector.clone()
-    for q in basis:
-        vector.sub_(q, alpha=dot(q, vector))
-    return vector
+def _project_out(basis: Tensor, vector: Tensor) -> Tensor:
+    """(I − QQᵀ)v, the rows of ``basis`` being the columns of Q."""
+    return vector - basis.t() @ (basis @ vector)
 
 
-def _orthonormal(vectors: Iterable[Tensor]) -> list[Tensor]:
-    """An orthonormal basis of the span; a vector that depends on those before it adds none."""
-    basis: list[Tensor] = []
+def _orthonormal(vectors: Sequence[Tensor]) -> Tensor:
+    """An orthonormal basis (k, p) of the span; a vector that depends on those before it adds none."""
+    basis = torch.empty(len(vectors), vectors[0].numel(), dtype=vectors[0].dtype, device=vectors[0].device)
+    found = 0
     for vector in vectors:
         # Twice: after one pass rounding may leave a nearly dependent vector far from orthogonal.
-        rest = _project_out(basis, _project_out(basis, vector))
+        rest = _project_out(basis[:found], _project_out(basis[:found], vector))
         size = float(rest.norm())
         if size > math.sqrt(torch.finfo(rest.dtype).eps) * float(vector.norm()):
-            basis.append(rest / size)
-    return basis
+            basis[found] = rest / size
+            found += 1
+    return basis[:found]
