@@ -183,7 +183,7 @@ class View(ExaminedFunction):
         losses = [partial(loss_of, batch) for batch in self._batches]
         with self._measuring():
             parameters = trainable_parameters(self.model)
-            hessian = LossHessian(parameters, losses, memory=memory, exchange=self._sum_of_parts)
+            hessian = LossHessian(parameters, losses, memory=memory, processes=self.processes)
             try:
                 return measure(hessian)
             finally:

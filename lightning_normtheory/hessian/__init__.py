@@ -1,4 +1,10 @@
-"""Hessian products, eigenvalues, and the edge of stability."""
+"""Hessian products, eigenvalues, and the edge of stability.
+
+* ``operator``: Hessian-vector products of a loss (`hessian_vector_product`, `hessian_operator`).
+* ``eigenvalues``: leading eigenpairs of the loss's Hessian (`hessian_top_eigenvalue`, `hessian_eigenpairs`).
+* ``predictor``: ‖∇²f‖ of the model's output for each sample (`predictor_hessian_norm`).
+* ``edge_of_stability``: 2/η and the stability limit of SGD for each parameter group.
+"""
 
 from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
 from lightning_normtheory.hessian.eigenvalues import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue

@@ -1,4 +1,4 @@
-"""The largest curvature that an optimizer's step can take."""
+"""Compute the largest curvature at which an optimizer's step is stable."""
 
 import re
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ __all__ = ["Edge", "edges_of_stability"]
 
 
 class Edge(NamedTuple):
-    """The lines of one parameter group, to be compared with the largest eigenvalue of the loss's Hessian.
+    """Stability limits of one parameter group, to compare with the largest eigenvalue of the loss's Hessian.
 
     Attributes:
-        group: the group's own name if it has one, else the optimizer's class and the group's number.
-        two_over_lr: 2/η, beyond which plain gradient descent on a quadratic diverges.
-        limit: the same for the optimizer in use, where it is known: `torch.optim.SGD` with momentum β, dampening τ and
-            weight decay; ``None`` for optimizers that rescale the gradient, whose limit concerns another matrix.
+        group: the group's name if it has one, else the optimizer's class and the group's number.
+        two_over_lr: 2/η, above which plain gradient descent on a quadratic diverges.
+        limit: the limit for the optimizer in use where it is known: `torch.optim.SGD` with momentum β, dampening τ and
+            weight decay. ``None`` for optimizers that rescale the gradient: their limit is for a rescaled Hessian.
     """
 
     group: str
@@ -25,12 +25,12 @@ class Edge(NamedTuple):
 
 
 def edges_of_stability(optimizers: Iterable[torch.optim.Optimizer]) -> list[Edge]:
-    """The edge of stability of every parameter group that has a learning rate η.
+    """Compute the edge of stability of every parameter group that has a learning rate η.
 
-    For SGD on a quadratic of curvature λ the update is stable while
+    On a quadratic of curvature λ, SGD is stable while
 
     * λ < 2(1 + β)/((1 − τ)η) − decay, with momentum β and dampening τ (2/η − decay without momentum);
-    * λ < 2(1 + β)/((1 + 2β)η) − decay, with Nesterov's momentum.
+    * λ < 2(1 + β)/((1 + 2β)η) − decay, with Nesterov momentum.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -42,7 +42,7 @@ def edges_of_stability(optimizers: Iterable[torch.optim.Optimizer]) -> list[Edge
         for number, group in enumerate(optimizer.param_groups):
             if "lr" in group:
                 plain = f"{type(optimizer).__name__}{number if len(optimizer.param_groups) > 1 else ''}"
-                # Only letters that a dashboard takes in the name of a metric.
+                # Keep only characters that a dashboard allows in metric names.
                 readable = re.sub(r"[^\w-]", "_", str(group.get("name", plain)))
                 name = _unused(readable, {edge.group for edge in edges})
                 lr = float(group["lr"])
@@ -63,7 +63,7 @@ def _sgd_limit(group: dict[str, Any], lr: float) -> float:
 
 
 def _over(numerator: float, lr: float) -> float:
-    return numerator / lr if lr > 0 else float("inf")  # the first step of a warm-up
+    return numerator / lr if lr > 0 else float("inf")  # a warm-up may begin with η = 0
 
 
 def _unused(name: str, taken: set[str]) -> str:

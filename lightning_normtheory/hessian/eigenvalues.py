@@ -1,4 +1,4 @@
-"""The leading eigenvalues of the loss's Hessian, each with its error bar."""
+"""Compute the leading eigenvalues of the loss's Hessian, each with its residual."""
 
 import math
 import warnings
@@ -14,26 +14,26 @@ from lightning_normtheory.linalg.eigensolvers import Pair, Product, Which, lancz
 __all__ = ["Eigenpair", "Method", "check_options", "hessian_eigenpairs", "hessian_top_eigenvalue", "leading_eigenpairs"]
 
 Method = Literal["power", "lanczos"]
-# What the start is made of beside the vector that was given, so that a direction which that vector lacks is found: the
-# gradient, which lies mostly along the leading eigenvectors, and noise, which lacks nothing.
+# Weights of the gradient and of noise in the start, relative to the given vector. They add directions which that vector
+# lacks: the gradient lies mostly along the leading eigenvectors, and noise has a component along every direction.
 _GRADIENT_PART, _NOISE_PART = 0.2, 0.3
-# Without a vector from before, the second eigenvector may stand out first: with two eigenvalues 5 % apart, and a
-# gradient along the lower one, three products of Lanczos took the lower for the top in 95 of 100 draws of the noise,
-# five in none.
+# The least number of Lanczos products without a given vector, where the second eigenvector may emerge first. With two
+# eigenvalues 5 % apart and the gradient along the lower one, three products returned the lower one in 95 of 100 draws
+# of the noise, five products in none.
 _COLD_PRODUCTS = 5
-# |uᵀHv − vᵀHu| relative to |λ| that no rounding explains; reduced-precision convolutions come to about 1e-3.
+# |uᵀHv − vᵀHu| relative to |λ| above which rounding is no explanation; reduced-precision convolutions reach about 1e-3.
 _ASYMMETRY = 0.01
 
 
 class Eigenpair(NamedTuple):
-    """An eigenvalue λ of the Hessian, as far as it was found.
+    """An approximate eigenpair of the Hessian.
 
     Attributes:
         value: λ = vᵀHv.
         vector: the unit vector v, by parameter name.
-        residual: ‖Hv − λv‖. Some eigenvalue lies that near to λ; it need not be the one looked for.
-        converged: whether the residual has met the tolerance.
-        hvps: how many Hessian-vector products it took.
+        residual: ‖Hv − λv‖. Some eigenvalue is at most this far from λ; it need not be the wanted one.
+        converged: whether the residual met the tolerance.
+        hvps: the number of Hessian-vector products.
     """
 
     value: float
@@ -57,23 +57,23 @@ def hessian_top_eigenvalue(
     memory: Memory = "high",
     seed: int = 0,
 ) -> Eigenpair:
-    """The largest eigenvalue of ∇²L(θ), L = (1/n) Σ_i ℓ(f(x_i), y_i).
+    """Compute the largest eigenvalue of ∇²L(θ) for L = (1/n) Σ_i ℓ(f(x_i), y_i).
 
-    Stops when ‖Hv − λv‖ ≤ tol·|λ|. The error of λ itself is of the order of the residual's square, ‖Hv − λv‖²/gap,
-    where gap is the distance to the next eigenvalue. Gradient descent with step η is stable along v while λ < 2/η.
+    Stops when ‖Hv − λv‖ ≤ tol·|λ|. The error of λ is then of the order ‖Hv − λv‖²/gap, where gap is the distance to
+    the next eigenvalue. Gradient descent with step η is stable along v while λ < 2/η.
 
     Args:
-        model: f; its outputs have the samples in front.
+        model: f; the first axis of its output holds the samples.
         loss: ``loss(output, target)``, a mean over the samples of a batch.
         batches: pairs ``(x, y)``. Batches of different sizes are weighted by their size.
         method: ``"power"`` iteration, or ``"lanczos"``, which needs about half the products and keeps up to 24 vectors.
         which: the largest (``"algebraic"``), the largest in ``"magnitude"``, or the ``"smallest"``.
         tol: the relative residual at which to stop.
-        max_hvps: the number of products after which to stop in any case.
-        start: where to begin, such as the vector of an earlier result; a little of the gradient and of noise is added.
-        batch_stats: whether BatchNorm uses the statistics of each batch; ``None``: as the model is set.
-        memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` builds it again for each.
-        seed: of the noise; the global generators are not used.
+        max_hvps: the largest number of products.
+        start: the initial vector, such as that of an earlier result; a little gradient and noise is added to it.
+        batch_stats: whether BatchNorm uses the statistics of each batch; ``None`` follows ``model.training``.
+        memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` rebuilds it for each product.
+        seed: seed of the noise; the global generators are not used.
 
     Example:
         L = ½(w₁² + 3w₂²): the Hessian is diag(1, 3)
@@ -86,8 +86,7 @@ def hessian_top_eigenvalue(
     """
     options: dict[str, Any] = {"method": method, "which": which, "tol": tol, "max_hvps": max_hvps, "seed": seed}
     options.update(start=start, batch_stats=batch_stats, memory=memory)
-    (top,) = hessian_eigenpairs(model, loss, batches, 1, **options)
-    return top
+    return hessian_eigenpairs(model, loss, batches, 1, **options)[0]
 
 
 def hessian_eigenpairs(
@@ -105,10 +104,10 @@ def hessian_eigenpairs(
     memory: Memory = "high",
     seed: int = 0,
 ) -> list[Eigenpair]:
-    """The k leading eigenpairs of ∇²L(θ), one after the other, each orthogonal to those before.
+    """Compute the k leading eigenpairs of ∇²L(θ), each orthogonal to the previous ones.
 
-    So eigenvalues that coincide are found as often as they occur. The arguments are those of `hessian_top_eigenvalue`,
-    with ``max_hvps`` for each pair.
+    A multiple eigenvalue is found with its multiplicity. The arguments are those of `hessian_top_eigenvalue`;
+    ``max_hvps`` is per pair.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -123,9 +122,10 @@ def hessian_eigenpairs(
 
 
 def check_options(*, method: str, which: str, tol: float, max_hvps: int, memory: str) -> None:
-    """
+    """Check the options of the eigensolvers.
+
     Raises:
-        ValueError: for a method, an end of the spectrum, a tolerance, a budget or a use of memory that does not exist.
+        ValueError: if an option is not one of the allowed values or outside its range.
     """
     choices = {"method": (method, Method), "which": (which, Which), "memory": (memory, Memory)}
     for name, (value, literal) in choices.items():
@@ -149,13 +149,13 @@ def leading_eigenpairs(
     start: Tensor | None = None,
     seed: int = 0,
 ) -> list[Eigenpair]:
-    """The k leading eigenpairs of a Hessian that is there already; ``start`` is a flat vector (p,)."""
+    """Compute the k leading eigenpairs of an open Hessian; ``start`` is a flat vector (p,)."""
     if not 1 <= k <= hessian.space.size:
         raise ValueError(f"Expected k between 1 and the number of parameters, {hessian.space.size}, but got {k!r}.")
     solve = {"power": power_iteration, "lanczos": lanczos}[method]
     found: list[Pair] = []
     for index in range(k):
-        # With noise of its own: where eigenvalues coincide, the start of the one before lacks all the others.
+        # Use new noise for each pair: the previous start has one direction in the eigenspace of a multiple eigenvalue.
         begin = _mixed_start(hessian.gradient, start, seed + index)
         project = _projector([pair.vector for pair in found])
         options: dict[str, Any] = {"project": project} if found else {}
@@ -169,10 +169,10 @@ def leading_eigenpairs(
 
 
 def _checked(hessian: LossHessian, pair: Pair, tol: float) -> Pair:
-    """With the residual of H itself: that of the projected map leaves out what Hv has along the vectors before."""
+    """Replace the residual by that of H itself: the projected map omits the part of Hv along the previous vectors."""
     residual = float((hessian @ pair.vector - pair.value * pair.vector).norm())
     limit = tol * abs(pair.value)
-    if pair.residual > limit:  # the solver has stopped at its rounding, which is not the same twice
+    if pair.residual > limit:  # the solver stopped at rounding error, which differs between two products
         limit = 2 * pair.residual
     converged = pair.converged and residual <= limit
     return pair._replace(residual=residual, converged=converged, products=pair.products + 1)
@@ -184,7 +184,7 @@ def _mixed_start(gradient: Tensor, start: Tensor | None, seed: int) -> Tensor:
     parts.append((gradient, 1.0 if start is None else _GRADIENT_PART))
     if start is not None:
         if not 0 < float(start.norm()) < math.inf:
-            raise ValueError("Expected a start that is finite and not zero.")
+            raise ValueError("Expected a finite, nonzero start vector. Pass start=None to begin from the gradient.")
         parts.append((start, 1.0))
     mixed, weight = parts[0]
     mixed.mul_(weight * _one_over(mixed.norm()))  # in place: it may be as large as the model
@@ -198,7 +198,7 @@ def _one_over(size: Tensor) -> float:
 
 
 def _projector(vectors: list[Tensor]) -> Product:
-    """Onto the complement of orthonormal vectors."""
+    """Return the projection onto the orthogonal complement of orthonormal vectors."""
     if not vectors:
         return lambda x: x
     V = torch.stack(vectors)
@@ -206,15 +206,15 @@ def _projector(vectors: list[Tensor]) -> Product:
 
 
 def _deflated(hessian: LossHessian, project: Product) -> Product:
-    # Rounding brings the directions before back in, and H would amplify them.
+    # Project twice: rounding reintroduces the previous directions, and H would amplify them.
     return lambda x: project(hessian @ project(x))
 
 
 def _warn_of_asymmetry(pair: Pair) -> None:
     if pair.asymmetry > _ASYMMETRY * max(abs(pair.value), pair.residual):
         warnings.warn(
-            f"The Hessian that autograd gives is not symmetric (by {pair.asymmetry:.2g}, beside an eigenvalue of "
+            f"The Hessian computed by autograd is not symmetric (|uᵀHv − vᵀHu| = {pair.asymmetry:.2g}, eigenvalue "
             f"{pair.value:.3g}): an operation in the loss has a wrong second derivative, so the eigenvalue is wrong. "
-            "Look for functions of your own whose backward pass cannot be differentiated.",
+            "Look for custom autograd functions whose backward pass cannot be differentiated.",
             stacklevel=4,
         )

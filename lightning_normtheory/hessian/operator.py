@@ -1,4 +1,4 @@
-"""The Hessian of the loss as a linear map: products with vectors, right on WeightNorm and BatchNorm."""
+"""Compute Hessian-vector products of a loss, exact for WeightNorm and BatchNorm."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ from lightning_normtheory.autodiff.second_derivatives import (
 from lightning_normtheory.autodiff.weight_norm import DifferentiatedInside, EffectiveWeights
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_samples, list_batches, require_graph, trainable_parameters
@@ -26,7 +27,6 @@ __all__ = ["LossHessian", "Memory", "hessian_operator", "hessian_vector_product"
 
 Memory = Literal["high", "low"]
 LossOfBatch = Callable[[], tuple[Tensor, int]]
-Exchange = Callable[[Callable[[], Tensor]], Tensor]
 
 
 def hessian_vector_product(
@@ -37,20 +37,20 @@ def hessian_vector_product(
     *,
     batch_stats: bool | None = None,
 ) -> dict[str, Tensor]:
-    """∇²L(θ)·vector with L = (1/n) Σ_i ℓ(f(x_i), y_i), exact over all batches, by differentiating twice.
+    """Compute ∇²L(θ)·vector for L = (1/n) Σ_i ℓ(f(x_i), y_i), exactly and over all batches.
 
-    PyTorch's own second derivative of a WeightNorm is wrong; this one is not (see `EffectiveWeights`). For many
-    products with one Hessian, `hessian_operator` keeps the graph.
+    PyTorch's second derivative of WeightNorm is wrong; this function avoids it (see `EffectiveWeights`). For several
+    products with the same Hessian, use `hessian_operator`, which keeps the graph.
 
     Args:
-        model: f; its outputs have the samples in front.
+        model: f; the first axis of its output holds the samples.
         loss: ``loss(output, target)``, a mean over the samples of a batch.
         batches: pairs ``(x, y)``. Batches of different sizes are weighted by their size.
-        vector: a tensor for every trainable parameter, by its name in ``model.named_parameters()``.
-        batch_stats: whether BatchNorm uses the statistics of each batch; ``None``: as the model is set.
+        vector: one tensor per trainable parameter, by its name in ``model.named_parameters()``.
+        batch_stats: whether BatchNorm uses the statistics of each batch; ``None`` follows ``model.training``.
 
     Returns:
-        The product by parameter name, in the shapes of the parameters; zero where the loss does not curve.
+        The product by parameter name, in the shapes of the parameters.
 
     Example:
         f = wx, L = ½Σ(wx_i − y_i)² over two samples: L'' = x_1² + x_2²
@@ -73,9 +73,9 @@ def hessian_operator(
     batch_stats: bool | None = None,
     memory: Memory = "high",
 ) -> Iterator["LossHessian"]:
-    """The Hessian of the mean loss, for as many products as wanted; nothing of it is left in the model afterwards.
+    """Open the Hessian of the mean loss for any number of products, and restore the model on exit.
 
-    The arguments are those of `hessian_vector_product`, and of `LossHessian` for ``memory``.
+    The arguments are those of `hessian_vector_product` and, for ``memory``, of `LossHessian`.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -94,26 +94,23 @@ def hessian_operator(
             output = model(x)
             return loss(output, y), count_samples(output)
 
-        hessian = LossHessian(parameters, [partial(loss_of, x, y) for x, y in batches], memory=memory)
-        try:
+        with LossHessian(parameters, [partial(loss_of, x, y) for x, y in batches], memory=memory) as hessian:
             yield hessian
-        finally:
-            hessian.release()
 
 
 class LossHessian:
     """H = ∇²L of L = (1/n) Σ_b n_b L_b as a symmetric map of flat vectors: ``hessian @ vector``.
 
-    The gradient is differentiated in the direction of the vector, H v = ∂/∂u ⟨∇L(u), v⟩, where u are the parameters
-    and, for weights under WeightNorm, the effective weights; `WeightNormMap` takes the result back to lengths and
-    directions. The model must be left as it is between the first product and the last.
+    The gradient is differentiated along the vector, H v = ∂/∂u ⟨∇L(u), v⟩, where u are the parameters and, for weights
+    under WeightNorm, the effective weights; `WeightNormMap` maps the result back to lengths and directions. Use it as a
+    context, which frees the graphs on exit, and do not change the model between the first product and the last.
 
     Args:
         parameters: θ by name.
-        losses: for each batch a function that returns its mean loss and its number of samples.
-        memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` builds it again, batch by batch,
-            for each. Where the device runs out of memory, the first becomes the second, unless there is an exchange.
-        exchange: ``exchange(part)`` returns the sum over all processes of what ``part()`` is in each.
+        losses: one function per batch that returns the batch's mean loss and its number of samples.
+        memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` rebuilds it, batch by batch, for
+            each product. A single process that runs out of memory switches from ``"high"`` to ``"low"``.
+        processes: the processes that hold the other batches; gradient and products are sums over all of them.
     """
 
     def __init__(
@@ -122,27 +119,33 @@ class LossHessian:
         losses: Sequence[LossOfBatch],
         *,
         memory: Memory = "high",
-        exchange: Exchange | None = None,
+        processes: Processes = SINGLE_PROCESS,
     ) -> None:
         if memory not in ("high", "low"):
             raise ValueError(f"Expected memory to be 'high' or 'low', but got {memory!r}.")
         self.space = FlatParameters(parameters)
         self._losses = losses
         self._memory = memory
-        self._exchange, self._exchanges = exchange or (lambda part: part()), exchange is not None
+        self._processes = processes
         self._weights = EffectiveWeights()
         self._graphs: list[_GradientGraph] = []
-        # This process's part of ∂L/∂w for each effective weight: what ∇²w is contracted with.
+        # This process's part of ∂L/∂w for each effective weight; it is contracted with ∇²w.
         self._slopes: dict[Tensor, Tensor] = {}
         self._gradient: Tensor | None = None
         self._samples = 0.0
         self._released = False
 
+    def __enter__(self) -> "LossHessian":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     @property
     def gradient(self) -> Tensor:
-        """∇L (p,), a by-product of the first product."""
+        """∇L (p,), computed once."""
         if self._gradient is None:
-            total = self._exchange(self._gradient_sum)
+            total = self._processes.sum(self._processes.run_on_all(self._gradient_sum))
             self._samples = float(total[-1])
             if self._samples == 0:
                 raise ValueError("Expected at least one sample, but the batches hold none.")
@@ -155,18 +158,19 @@ class LossHessian:
     def __matmul__(self, vector: Tensor) -> Tensor:
         """H v, both (p,)."""
         if self._released:
-            raise RuntimeError("Expected a product inside of the with block: outside, the model is no longer the same.")
+            raise RuntimeError("Expected a product inside the with block: outside, the model may have changed.")
         if vector.shape != (self.space.size,):
             raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
-        _ = self.gradient  # which counts the samples
-        product = self._exchange(lambda: self._weighted_product(vector.detach()))
-        # The sum is the quicker test; it may also overflow.
+        _ = self.gradient  # counts the samples
+        part = self._processes.run_on_all(partial(self._weighted_product, vector.detach()))
+        product = self._processes.sum(part)
+        # Test the sum first, which is quicker. It may also overflow where every entry is finite.
         if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
             raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
         return product
 
     def release(self) -> None:
-        """Let go of the graphs; there are no products after this."""
+        """Free the graphs. No product is possible afterwards."""
         self._released = True
         self._drop_graphs()
 
@@ -183,11 +187,11 @@ class LossHessian:
         except DifferentiatedInside:
             self._weights.composed = True
         except Exception as error:
-            # Several processes take to less memory together, or not at all: whoever exchanges decides.
-            if self._exchanges or self._memory == "low" or not is_out_of_memory(error):
+            # Several processes must switch together: their caller decides.
+            if self._processes.count > 1 or self._memory == "low" or not is_out_of_memory(error):
                 raise
             self._memory = "low"
-        # Not in an except clause: there the traceback still holds the last graph.
+        # Outside the except clause, where the traceback would keep the last graph alive.
         self._drop_graphs()
         return self._gradient_sum()
 
@@ -210,17 +214,17 @@ class LossHessian:
         return torch.cat([self.space.join(sums), count])
 
     def _differentiate(self, index: int) -> "_GradientGraph":
-        # The same random numbers each time: every product must be one with the same Hessian.
+        # Use the same random numbers each time, so that every product is with the same Hessian.
         with isolated_rng(index), self._weights, self._weights.in_backward(), twice_differentiable():
             loss, samples = self._losses[index]()
         if not isinstance(loss, Tensor):
-            raise TypeError(f"Expected the loss as a tensor, but got {type(loss).__name__}.")
+            raise TypeError(f"Expected the loss to be a tensor, but got {type(loss).__name__}.")
         if loss.numel() != 1:
             raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
         require_graph(loss, "a loss")
         if not math.isfinite(float(loss.detach())):
             raise FloatingPointError(
-                f"Expected a finite loss, but batch {index} gives {float(loss.detach())}: it has no curvature."
+                f"Expected a finite loss, but batch {index} gives {float(loss.detach())}: its Hessian is undefined."
             )
         refuse_wrong_second_derivatives(loss)
         leaves = [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
@@ -231,16 +235,16 @@ class LossHessian:
     def _weighted_product(self, vector: Tensor) -> Tensor:
         tangents = self.space.views(vector)
         for each in self._weights.maps.values():
-            # A length or a direction that is frozen does not move.
+            # A frozen length or direction does not move.
             tangents.update({p: torch.zeros_like(p) for p in (each.g, each.v) if p not in tangents})
             tangents[each.w] = each.push(tangents[each.g], tangents[each.v])
         curvature: dict[Tensor, Tensor] = {}
         for index in range(len(self._losses)):
             graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)
-            # Also of a batch that does not count: its backward pass may wait for other processes.
+            # Also for a batch that does not count: its backward pass may wait for other processes.
             with self._weights.in_backward(), twice_differentiable():
                 along = graph.along(tangents, keep=self._memory == "high")
-            if graph.samples == self._samples:  # the only one: nothing to add up
+            if graph.samples == self._samples:  # the only batch: nothing to add up
                 curvature = dict(along)
             elif graph.samples:
                 _add(curvature, along, graph.samples / self._samples, self.space.dtype)
@@ -253,7 +257,7 @@ class LossHessian:
 
 
 class _GradientGraph:
-    """The gradient of one batch's loss at the leaves, with the graph that leads to it."""
+    """The gradient of one batch's loss with respect to the leaves, with its graph."""
 
     def __init__(self, loss: Tensor, samples: int, leaves: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
         self.samples = samples
@@ -264,8 +268,8 @@ class _GradientGraph:
         self.gradients = [gradient.detach() for gradient in self._with_graph]
 
     def along(self, tangents: Mapping[Tensor, Tensor], *, keep: bool) -> list[tuple[Tensor, Tensor]]:
-        """The derivative of the gradient along the tangents, by leaf; ``keep`` the graph for the next time."""
-        # A loss that is linear in a parameter has a constant gradient there: nothing to differentiate.
+        """Differentiate the gradient along the tangents, by leaf; ``keep`` the graph for the next call."""
+        # Where the loss is linear in a parameter, its gradient is constant and has no graph.
         curved = [(g, leaf) for g, leaf in zip(self._with_graph, self.leaves) if g.requires_grad]
         if not curved:
             return []
@@ -281,7 +285,7 @@ class _GradientGraph:
 def _add(
     sums: dict[Tensor, Tensor], values: Iterable[tuple[Tensor, Tensor]], weight: float, dtype: torch.dtype
 ) -> None:
-    """Weighted sums by leaf, in memory of their own: what autograd returns may be the tangents themselves."""
+    """Add weighted values by leaf, in new memory: autograd may return the tangents themselves."""
     for leaf, value in values:
         if leaf in sums:
             sums[leaf].add_(value, alpha=weight)

@@ -1,4 +1,4 @@
-"""The curvature of the predictor: ‖∇²f_h(θ; x_i)‖₂ of every sample, the largest over the outputs."""
+"""Measure the curvature of the predictor: max_h ‖∇²f_h(θ; x_i)‖₂ for every sample."""
 
 import itertools
 import warnings
@@ -23,8 +23,8 @@ from lightning_normtheory.model.parameters import FlatParameters
 
 __all__ = ["PredictorHessian", "predictor_hessian", "predictor_hessian_norm"]
 
-# Each sample and output that is handled at the same time needs a Lanczos basis and what autograd holds in between, in
-# vectors of the size of θ; as many are handled as fit into these bytes.
+# Memory per (sample, output) pair in vectors of the size of θ: the Lanczos basis, and what autograd holds. As many
+# pairs are handled at once as fit into _BYTES.
 _BASIS, _BETWEEN, _BYTES = 16, 8, 2**30
 
 
@@ -33,8 +33,8 @@ class PredictorHessian(NamedTuple):
 
     Attributes:
         norms: ‖∇²f(θ; x_i)‖₂ (n,), the largest over the outputs.
-        residuals: for each, how far the nearest |eigenvalue| of that output can be (n,).
-        hvps: products with one sample's Hessian, over all samples and outputs.
+        residuals: ‖Hv − λv‖ of each (n,): some eigenvalue of that output's Hessian is at most this far away.
+        hvps: the number of products with the Hessian of one sample, over all samples and outputs.
     """
 
     norms: Tensor
@@ -45,17 +45,17 @@ class PredictorHessian(NamedTuple):
 def predictor_hessian_norm(
     model: nn.Module, x: Any, *, tol: float = 1e-2, max_hvps: int = 200, batch_stats: bool | None = None
 ) -> Tensor:
-    """‖∇²f(θ; x_i)‖₂ = max over eigenvalues and outputs h of |λ(∇²_θ f_h(θ; x_i))|, as (n,).
+    """Compute ‖∇²f(θ; x_i)‖₂ = max_h max |λ(∇²_θ f_h(θ; x_i))|, over eigenvalues λ and outputs h, as (n,).
 
-    The quantity that WN, Theorem 4.1, and RSC, Theorem 4.1, bound. A warning says when a sample has not met ``tol``.
+    WN, Theorem 4.1, and RSC, Theorem 4.1, bound this quantity. Warns if a sample does not reach ``tol``.
 
     Args:
-        model: f; outputs of shape (n, …), where everything behind the samples counts as the outputs.
-        x: the input (n, …), or a list or dict of tensors that all have the samples in front.
-        tol: the relative residual at which to stop; the norm itself errs by about its square.
-        max_hvps: the number of products per sample and output after which to stop in any case.
+        model: f; outputs of shape (n, …), where all axes after the first count as outputs.
+        x: the input (n, …), or a list or dict of tensors whose first axis holds the samples.
+        tol: the relative residual at which to stop; the error of the norm is about its square.
+        max_hvps: the largest number of products per sample and output.
         batch_stats: whether BatchNorm uses the statistics of the batch, which couples the samples and makes this slow;
-            ``None``: as the model is set.
+            ``None`` follows ``model.training``.
 
     Example:
         f = a·b·x has the Hessian [[0, x], [x, 0]] in (a, b)
@@ -68,8 +68,8 @@ def predictor_hessian_norm(
     late = int((result.residuals > tol * result.norms).sum())
     if late:
         warnings.warn(
-            f"{late} of {len(result.norms)} norms have not met tol={tol} within {max_hvps} products each: they are only"
-            " lower bounds. Raise max_hvps.",
+            f"{late} of {len(result.norms)} norms did not reach tol={tol} within {max_hvps} products each: they are "
+            "lower bounds. Raise max_hvps.",
             stacklevel=2,
         )
     return result.norms
@@ -84,10 +84,10 @@ def predictor_hessian(
     batch_stats: bool | None = None,
     first: int | None = None,
 ) -> PredictorHessian:
-    """As `predictor_hessian_norm`, with residuals and cost instead of a warning.
+    """Compute `predictor_hessian_norm` with residuals and cost instead of a warning.
 
     Args:
-        first: of how many samples; the others count in the statistics of the batch.
+        first: measure only this many samples; the rest still enter the statistics of the batch.
     """
     check_options(method="lanczos", which="magnitude", tol=tol, max_hvps=max_hvps, memory="high")
     parameters = trainable_parameters(model)
@@ -101,12 +101,12 @@ def predictor_hessian(
         del together
         if not coupled:
             try:
-                with warnings.catch_warnings():  # torch's own use of what it has deprecated
+                with warnings.catch_warnings():  # torch itself uses what it has deprecated
                     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
                     own = some_samples(x, n, slice(asked))
                     return _independent(model, parameters, own, asked, k, tol, max_hvps)
             except (RuntimeError, NotImplementedError, MemoryError):
-                pass  # too much at once, or an operation that vmap or forward mode does not know: one by one, as below
+                pass  # out of memory, or an operation without vmap or forward mode: continue one by one below
 
         def output(i: int, h: int) -> tuple[Tensor, int]:
             reset_buffers()
@@ -118,9 +118,9 @@ def predictor_hessian(
 
 
 def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x: Any, together: Tensor) -> bool:
-    """Whether the first sample has by itself, and with substituted parameters, the gradient that it has in the batch.
+    """Check that the first sample has the same gradient alone, with substituted parameters, as in the batch.
 
-    If not, samples see each other, or parameters are reached on a way that substitution does not see.
+    If not, samples interact, or the model reaches parameters in a way that substitution does not cover.
     """
     weights = torch.linspace(1, 2, together[0].numel(), dtype=together.dtype, device=together.device)
     theta = {name: p.detach() for name, p in parameters.items()}
@@ -133,7 +133,7 @@ def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x:
         with ComposedWeightNorm(), twice_differentiable():
             alone = FlatParameters(theta).join({theta[name]: g for name, g in grad(weighted)(theta).items()})
     except (RuntimeError, NotImplementedError):
-        return True  # found out, and dealt with, when it is asked for more
+        return True  # the same error occurs in the measurement, which then continues one by one
     value = (together[0].reshape(-1) * weights).sum()
     gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     found: dict[Tensor, Tensor] = {p: g for p, g in zip(parameters.values(), gradients) if g is not None}
@@ -144,7 +144,7 @@ def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x:
 def _independent(
     model: nn.Module, parameters: dict[str, nn.Parameter], x: Any, n: int, k: int, tol: float, max_hvps: int
 ) -> PredictorHessian:
-    """Many samples and outputs at once, each with an iteration of its own."""
+    """Measure many samples and outputs at once, each with its own Lanczos iteration."""
     space = FlatParameters({name: p.detach() for name, p in parameters.items()})
     theta = space.unflatten(space.join({p: p for p in space.parameters.values()}))
 
@@ -186,7 +186,7 @@ def _independent(
 
 
 def _starts(count: int, space: FlatParameters) -> Tensor:
-    """Random unit vectors (count, p): the same for every sample, so that the result does not depend on the chunks."""
+    """Return one random unit vector for every sample (count, p), so that chunking does not change the result."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(space.size, generator=generator).to(space.device, space.dtype)
     return (start / start.norm()).expand(count, -1)
@@ -200,15 +200,14 @@ def _one_by_one(
     tol: float,
     max_hvps: int,
 ) -> PredictorHessian:
-    """For samples that see each other, and for operations without batching rules: f_h(x_i) is ``output(i, h)``."""
+    """Measure samples that interact, or operations without batching rules; ``output(i, h)`` is f_h(x_i)."""
     norms, residuals, products = torch.zeros(n, k).double(), torch.zeros(n, k).double(), 0
     for i, h in itertools.product(range(n), range(k)):
-        hessian = LossHessian(parameters, [partial(output, i, h)])
-        start = _starts(1, hessian.space)[0]
-        pair = lanczos(hessian.__matmul__, start, which="magnitude", tol=tol, max_products=max_hvps)
+        with LossHessian(parameters, [partial(output, i, h)]) as hessian:
+            start = _starts(1, hessian.space)[0]
+            pair = lanczos(hessian.__matmul__, start, which="magnitude", tol=tol, max_products=max_hvps)
         norms[i, h], residuals[i, h] = abs(pair.value), pair.residual
         products += pair.products
-        hessian.release()
     dtype, device = hessian.space.dtype, hessian.space.device
     return _largest(norms.to(device, dtype), residuals.to(device, dtype), products)
 

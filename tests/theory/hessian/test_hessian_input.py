@@ -24,7 +24,7 @@ def assert_refused(error, match, model=None, loss=sum_square, batches=None, **op
 
 def test_bad_losses_are_assert_refused():
     assert_refused(ValueError, "no graph.*detach", loss=lambda output, y: sum_square(output.detach(), y))
-    assert_refused(TypeError, "loss as a tensor, but got float", loss=lambda output, y: sum_square(output, y).item())
+    assert_refused(TypeError, "loss to be a tensor, but got float", loss=lambda output, y: sum_square(output, y).item())
     assert_refused(ValueError, r"scalar loss.*shape \(4, 3\)", loss=lambda output, y: output - y)
     assert_refused(
         FloatingPointError, "finite loss, but batch 0 gives nan", loss=lambda o, y: sum_square(o, y) * float("nan")
@@ -66,7 +66,7 @@ def test_after_the_block_there_are_no_products():
     for memory in ("high", "low"):
         with hessian_operator(case.make(), sum_square, batches_of(case), memory=memory) as hessian:
             hessian @ hessian.gradient
-        with pytest.raises(RuntimeError, match="inside of the with block"):
+        with pytest.raises(RuntimeError, match="inside the with block"):
             hessian @ hessian.gradient
 
 

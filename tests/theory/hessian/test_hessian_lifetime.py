@@ -1,4 +1,4 @@
-"""When graphs are built, shared out and let go, and that nothing is left in the model."""
+"""Test when graphs are built, shared and freed, and that the model is left unchanged."""
 
 import gc
 import random
@@ -11,6 +11,7 @@ import torch
 from lightning_normtheory import hessian_vector_product
 from lightning_normtheory.hessian import hessian_operator
 from lightning_normtheory.hessian.operator import LossHessian
+from lightning_normtheory.measuring.processes import Processes
 from lightning_normtheory.model.checks import trainable_parameters
 
 from support.hessian_cases import assembled, batches_of, ones_like, sum_square
@@ -54,7 +55,7 @@ def test_no_tensor_outlives_the_operator(name):
 
 
 def test_the_graph_is_released_without_the_garbage_collector():
-    """Graphs in reference cycles would pile up between two collections."""
+    """Graphs in reference cycles would accumulate between two collections."""
     case = MODELS["wn-parametrized-dim-0"]
     seen = []
 
@@ -105,7 +106,7 @@ def test_running_out_of_memory_turns_high_into_low():
 
 
 def test_sums_of_several_processes():
-    """Each process holds some of the batches; `exchange` adds up what they contribute."""
+    """Each process holds some of the batches; their parts are added up."""
     case = MODELS["wn-parametrized-dim-0"]
     model, batches = case.make(), batches_of(case, sizes=[3, 2, 2])
 
@@ -118,12 +119,14 @@ def test_sums_of_several_processes():
     theirs = iter([others._collect_gradients(), others._weighted_product(vector) * 2 / 7])
     sizes = []
 
-    def exchange(part):
-        own = part()
-        sizes.append(len(own))
-        return own + next(theirs)
+    class Two(Processes):
+        count = 2
 
-    ours = LossHessian(trainable_parameters(model), losses(batches[:2]), exchange=exchange)
+        def sum(self, values):
+            sizes.append(len(values))
+            return values + next(theirs)
+
+    ours = LossHessian(trainable_parameters(model), losses(batches[:2]), processes=Two())
     with hessian_operator(model, sum_square, batches) as expected:
         torch.testing.assert_close(ours @ vector, expected @ vector)
         torch.testing.assert_close(ours.gradient, expected.gradient)
@@ -131,7 +134,7 @@ def test_sums_of_several_processes():
 
 
 def test_batches_that_do_not_count_are_run_and_left_out():
-    """A process with fewer batches than the others runs one more, so that a loss which waits for all is not alone."""
+    """A process with fewer batches than the rest runs one more, so that a loss with collectives does not hang."""
     case = MODELS["mlp"]
     model, (x, y) = case.make(), case.data()
     finite = lambda: (sum_square(3 * model(x), y), 0)  # noqa: E731

@@ -106,7 +106,7 @@ def test_float32():
 
 def test_too_small_a_budget_is_admitted():
     case = MODELS["mlp"]
-    with pytest.warns(UserWarning, match="2 of 2 norms have not met tol=0.0001 within 2 products.*lower bounds"):
+    with pytest.warns(UserWarning, match="2 of 2 norms did not reach tol=0.0001 within 2 products.*lower bounds"):
         norms = predictor_hessian_norm(case.make(), case.data(N)[0], tol=1e-4, max_hvps=2)
     assert (norms < reference(case.make(), case.data(N)[0])).all()
     with warnings.catch_warnings():
