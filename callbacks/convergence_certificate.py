@@ -22,15 +22,14 @@ from lightning_normtheory.theorems.descent import (
     Condition,
     Descent,
     LossState,
+    alpha_condition,
     dgm_condition,
     guaranteed_step,
     ntk_condition,
-    rsc_condition,
 )
 from lightning_normtheory.theorems.losses import KnownLoss
 from lightning_normtheory.theorems.papers.dgm import DGMForm
-from lightning_normtheory.theorems.papers.rsc import ntk_lower_bound, rsc_constants, rsc_radii
-from lightning_normtheory.theorems.papers.rsc import rsc_condition as papers_condition
+from lightning_normtheory.theorems.papers.rsc import ntk_lower_bound, rsc_condition, rsc_constants, rsc_radii
 from lightning_normtheory.theorems.papers.wn import weightnorm_constants
 from lightning_normtheory.theorems.problem import Problem
 
@@ -93,7 +92,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             found = _descent(problem, local)
             if found is not None:
                 metrics.update(_constants(found, local, view.plain_learning_rate, problem))
-                conditions["rsc"] = rsc_condition(found)
+                conditions["rsc"] = alpha_condition(found)
                 metrics.update(self._papers_constants(view, problem, metrics))
             kernel = _full_kernel(view, self._samples)
             if kernel is not None:
@@ -254,7 +253,7 @@ def _rsc_papers(view: View, chain: Chain, initial: list[Tensor], shared: dict[st
     radii = rsc_radii([link.affine.weight.cpu() for link in chain.links], initial)
     kappa = abs(view.gradient_cosine)
     constants = rsc_constants(**shared, gamma=radii.gamma, kappa=kappa)
-    found = papers_condition(view.rsc.mean_predictor_grad_norm_sq, constants, shared["width"])
+    found = rsc_condition(view.rsc.mean_predictor_grad_norm_sq, constants, shared["width"])
     return {
         "rsc_gamma": radii.gamma,
         "rsc_kappa": kappa,

@@ -12,11 +12,11 @@ from lightning_normtheory.architecture.activations import ActivationConstants
 from lightning_normtheory.architecture.operations import (
     Activation,
     Affine,
+    EntrywiseScaling,
     FixedMap,
     MaxPooling,
     Opaque,
     Operation,
-    Scaling,
     Sum,
     walk,
 )
@@ -106,10 +106,10 @@ def chain_of(output: Operation) -> Chain | str:
                 return f"the activation {step.constants.name} follows no layer"
             links.append(Link(affine, before, after, factor, step.constants))
             affine, before, after, factor = None, 1.0, 1.0, 1.0
-        elif isinstance(step, (FixedMap, Scaling)):
+        elif isinstance(step, (FixedMap, EntrywiseScaling)):
             if affine is None:
                 before *= step.norm
-                factor *= step.norm if isinstance(step, Scaling) else 1.0
+                factor *= step.norm if isinstance(step, EntrywiseScaling) else 1.0
             elif isinstance(step, FixedMap) and (step.norm != 1 or step.size != affine.size):
                 return "an average or a padding is between a layer and its activation"
             else:
@@ -129,9 +129,9 @@ def _problem(step: Operation, *, opaque: bool) -> str:
         return "a maximum pooling is not smooth"
     if isinstance(step, Sum):
         return "it branches: values are added or concatenated"
-    if isinstance(step, Scaling) and (step.trained or not step.is_number):
+    if isinstance(step, EntrywiseScaling) and (step.trained or not step.is_number):
         return "a BatchNorm, or a trained scale, follows a layer"
-    if isinstance(step, Scaling) and step.shift is not None and bool(step.shift.any()):
+    if isinstance(step, EntrywiseScaling) and step.shift is not None and bool(step.shift.any()):
         return "a constant is added between the layers"
     if isinstance(step, Affine):
         for origin in (step.origin, step.bias_origin):

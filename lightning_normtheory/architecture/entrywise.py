@@ -14,7 +14,7 @@ from lightning_normtheory.architecture.activations import (
     measure_activation,
 )
 from lightning_normtheory.architecture.calls import TorchCall
-from lightning_normtheory.architecture.operations import Activation, Operation, Scaling, Sum
+from lightning_normtheory.architecture.operations import Activation, EntrywiseScaling, Operation, Sum
 
 __all__ = ["entrywise_step"]
 
@@ -87,7 +87,7 @@ def _composed(
 
 def _pointwise(node: Operation) -> tuple[Operation, Callable[[Tensor], Tensor]]:
     """The value that this one is an elementwise function of, as far back as possible, and that function."""
-    fixed_number = isinstance(node, Scaling) and node.is_number and not node.trained
+    fixed_number = isinstance(node, EntrywiseScaling) and node.is_number and not node.trained
     if fixed_number or (isinstance(node, Activation) and not node.trained):
         root, inner = _pointwise(node.source)
         outer: Callable[[Tensor], Tensor] = node.function if isinstance(node, Activation) else node.replay
@@ -131,7 +131,7 @@ def _scaling(call: TorchCall, name: str, constant: Any, result: Tensor, *, from_
         negated = (name == "sub") != from_right  # c − x
         scale, shift = (-one, tensor) if negated else (one, -tensor)
     trained = isinstance(constant, Tensor) and constant.requires_grad
-    return Scaling(call.nodes, tuple(result.shape[1:]), call.replay, scale, shift, trained)
+    return EntrywiseScaling(call.nodes, tuple(result.shape[1:]), call.replay, scale, shift, trained)
 
 
 def _combination(call: TorchCall, name: str, first: Tensor, second: Tensor, result: Tensor) -> Operation | None:

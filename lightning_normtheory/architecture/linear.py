@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.architecture.calls import TorchCall, opaque_result, per_axis
-from lightning_normtheory.architecture.operations import Affine, FixedMap, MaxPooling, Operation, Origin, Scaling
+from lightning_normtheory.architecture.operations import (
+    Affine,
+    EntrywiseScaling,
+    FixedMap,
+    MaxPooling,
+    Operation,
+    Origin,
+)
 
 __all__ = ["affine_step", "linear_step"]
 
@@ -118,7 +125,9 @@ def _batch_norm(call: TorchCall, result: Tensor) -> Operation | None:
     shift = (0 if bias is None else bias.detach()) - mean * scale
     form = (-1,) + (1,) * (result.dim() - 2)
     trained = any(p is not None and p.requires_grad for p in (weight, bias))
-    return Scaling(call.nodes, tuple(result.shape[1:]), call.replay, scale.reshape(form), shift.reshape(form), trained)
+    return EntrywiseScaling(
+        call.nodes, tuple(result.shape[1:]), call.replay, scale.reshape(form), shift.reshape(form), trained
+    )
 
 
 def _pooling(call: TorchCall, result: Tensor) -> Operation | None:

@@ -18,13 +18,13 @@ from lightning_normtheory.linalg.spectrum import spectral_norm
 __all__ = [
     "Activation",
     "Affine",
+    "EntrywiseScaling",
     "FixedMap",
     "Input",
     "MaxPooling",
     "Opaque",
     "Operation",
     "Origin",
-    "Scaling",
     "Sum",
     "evaluate",
     "opaque",
@@ -122,7 +122,7 @@ class Affine(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Scaling(Operation):
+class EntrywiseScaling(Operation):
     """z = s∘h + t entry by entry: a BatchNorm with running statistics, or a product with constants.
 
     ``scale`` and ``shift`` broadcast to the shape of a sample.

@@ -18,12 +18,12 @@ from torch import Tensor
 from lightning_normtheory.architecture.operations import (
     Activation,
     Affine,
+    EntrywiseScaling,
     FixedMap,
     Input,
     MaxPooling,
     Opaque,
     Operation,
-    Scaling,
     Sum,
     walk,
 )
@@ -118,7 +118,7 @@ def _is_head(output: Operation) -> bool:
 def _adds_constant(step: Operation) -> bool:
     if isinstance(step, Affine):
         return step.bias is not None and bool(step.bias.any())
-    if isinstance(step, Scaling):
+    if isinstance(step, EntrywiseScaling):
         return step.shift is not None and bool(step.shift.any())
     return isinstance(step, Activation) and step.constants.at_zero != 0
 
@@ -157,7 +157,7 @@ class _Peeling:
         """Of an affine map on (h, 1), where no activation follows: nothing is lost there."""
         if isinstance(step, Affine):
             return self._with_constant(self._radius(step.spectral), self._shift(step.bias_norm))
-        if isinstance(step, Scaling):
+        if isinstance(step, EntrywiseScaling):
             return self._with_constant(self._radius(step.norm), self._shift(step.shift_norm))
         assert isinstance(step, FixedMap)
         return self._with_constant(step.norm, 0.0)
@@ -223,7 +223,7 @@ class _Peeling:
 
 def _layer_before(step: Activation) -> _Layer:
     source = step.source
-    scaling = source if isinstance(source, Scaling) else None
+    scaling = source if isinstance(source, EntrywiseScaling) else None
     affine = scaling.source if scaling else source
     if not isinstance(affine, Affine):
         # Nothing to fold: the activation of every entry is a layer with the identity as its matrix.
@@ -240,7 +240,7 @@ def _layer_before(step: Activation) -> _Layer:
     )
 
 
-def _folded(affine: Affine, scaling: Scaling | None) -> tuple[Tensor, Tensor]:
+def _folded(affine: Affine, scaling: EntrywiseScaling | None) -> tuple[Tensor, Tensor]:
     """The rows and biases of s∘(Wh + b) + t. A scale that is not one for each unit counts as its largest."""
     weight = affine.weight.double()
     units = len(weight)

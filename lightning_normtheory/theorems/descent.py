@@ -12,7 +12,7 @@ from lightning_normtheory.theorems.chain_bounds import (
 )
 from lightning_normtheory.theorems.papers.dgm import DGMForm
 
-__all__ = ["Condition", "Descent", "LossState", "dgm_condition", "guaranteed_step", "ntk_condition", "rsc_condition"]
+__all__ = ["Condition", "Descent", "LossState", "alpha_condition", "dgm_condition", "guaranteed_step", "ntk_condition"]
 
 
 class LossState(NamedTuple):
@@ -111,7 +111,7 @@ class Condition(NamedTuple):
         return self.margin > 0
 
 
-def rsc_condition(found: Descent) -> Condition:
+def alpha_condition(found: Descent) -> Condition:
     """RSC holds with α > 0 (WN, Lemma 5.1). Its rate is no better than `Descent.rate` of the measured R."""
     return Condition(found.constants.alpha)
 

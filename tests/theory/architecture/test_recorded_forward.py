@@ -10,9 +10,9 @@ from torch.nn.utils.parametrizations import weight_norm
 from lightning_normtheory.architecture.operations import (
     Activation,
     Affine,
+    EntrywiseScaling,
     FixedMap,
     Opaque,
-    Scaling,
     Sum,
     evaluate,
     walk,
@@ -76,11 +76,11 @@ def test_a_network_without_modules_is_read_too():
     ("model", "shape", "expected"),
     [
         (Residual(), (3,), ["Input", "Affine", "Activation", "Sum"]),
-        (InPlace(), (3,), ["Input", "Affine", "Scaling", "Activation"]),
+        (InPlace(), (3,), ["Input", "Affine", "EntrywiseScaling", "Activation"]),
         (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), (2, 3), ["Input", "FixedMap", "Affine"]),
         (nn.Sequential(nn.Linear(3, 2), nn.Dropout()), (3,), ["Input", "Affine", "FixedMap"]),
         (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2)), (2, 6, 6),
-         ["Input", "Affine", "Scaling", "Activation", "MaxPooling"]),
+         ["Input", "Affine", "EntrywiseScaling", "Activation", "MaxPooling"]),
         (nn.Sequential(nn.Linear(3, 2), nn.SiLU(), nn.Tanh()), (3,), ["Input", "Affine", "Activation"]),
     ],
     ids=["residual", "in place", "reshaped", "dropout", "convolutional", "two activations in one"],
@@ -180,7 +180,7 @@ def test_batchnorm_with_running_statistics_is_a_scaling():
     for _ in range(4):
         layer(2 * torch.randn(16, 3).double() + 1)
     last = record_forward(layer.eval(), torch.randn(2, 3).double())
-    assert isinstance(last, Scaling)
+    assert isinstance(last, EntrywiseScaling)
     x = torch.randn(5, 3).double()
     assert torch.allclose(last.scale * x + last.shift, layer(x))
 

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from lightning_normtheory.architecture.chain import Chain, chain_of
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.theorems.chain_bounds import loss_constants, network_constants
-from lightning_normtheory.theorems.descent import LossState, guaranteed_step, ntk_condition, rsc_condition
+from lightning_normtheory.theorems.descent import LossState, alpha_condition, guaranteed_step, ntk_condition
 from lightning_normtheory.theorems.papers.wn import weightnorm_constants
 
 from support.bound_cases import At, Times, largest_norm, random_chain
@@ -116,7 +116,7 @@ def test_rsc_holds_for_large_weight_norms_and_the_loss_falls_at_the_guaranteed_r
         nn.utils.vector_to_parameters(theta, [p for p in net.parameters() if p.requires_grad])
         local = LossState(loss, float(gradient.square().sum()), 1.0, 1.0)
         best = guaranteed_step(chain_for(net, x), local)
-        condition = rsc_condition(best)
+        condition = alpha_condition(best)
         assert condition.holds
         assert condition.margin == best.constants.alpha
         rate = best.rate(local.ratio)
