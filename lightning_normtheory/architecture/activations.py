@@ -1,4 +1,4 @@
-"""What the theorems ask of an activation: Lipschitz and smoothness constants, its value at zero, homogeneity."""
+"""Constants of activations: Lipschitz and smoothness constants, value at zero, homogeneity."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,15 +11,15 @@ __all__ = ["ELEMENTWISE", "ActivationConstants", "known_activation", "measure_ac
 
 
 class ActivationConstants(NamedTuple):
-    """Of an activation φ: ℝ → ℝ.
+    """Constants of an activation φ: ℝ → ℝ.
 
     Attributes:
-        name: as a reader would call it.
+        name: the name for messages.
         lipschitz: sup |φ'|.
-        smoothness: sup |φ''|, β_φ of WN and RSC; infinite where φ' jumps.
+        smoothness: sup |φ''|, β_φ of WN and RSC; infinite if φ' jumps.
         at_zero: φ(0).
         homogeneous: whether φ(tz) = tφ(z) for t ≥ 0, and φ(1) = 1.
-        measured: whether the numbers come from a grid of points, not from a formula.
+        measured: whether the numbers were measured on a grid instead of derived from a formula.
     """
 
     name: str
@@ -46,7 +46,7 @@ def _leaky(arguments: Mapping[str, Any]) -> ActivationConstants:
 
 def _elu(arguments: Mapping[str, Any]) -> ActivationConstants | None:
     alpha = arguments.get("alpha", 1.0)
-    # φ' jumps from α to 1 at zero, except for α = 1.
+    # φ' jumps from α to 1 at zero unless α = 1.
     smoothness = 1.0 if alpha == 1 else math.inf
     return ActivationConstants("ELU", max(1.0, alpha), smoothness, 0.0) if alpha > 0 else None
 
@@ -58,7 +58,7 @@ def _hardtanh(arguments: Mapping[str, Any]) -> ActivationConstants | None:
 
 def _softplus(arguments: Mapping[str, Any]) -> ActivationConstants | None:
     beta = arguments.get("beta", 1.0)
-    # Beyond its threshold, 20, PyTorch continues with a straight line: a jump of φ' by 2e-9 that nothing sees.
+    # Above the threshold, 20 by default, PyTorch uses a straight line: φ' jumps by 2e-9, which is below rounding error.
     usual = beta > 0 and arguments.get("threshold", 20.0) >= 20
     return ActivationConstants("Softplus", 1.0, beta / 4, math.log(2) / beta) if usual else None
 
@@ -67,7 +67,7 @@ def _gelu(arguments: Mapping[str, Any]) -> ActivationConstants | None:
     return _GELU if arguments.get("approximate", "none") == "none" else None  # the tanh form is measured
 
 
-# By the name of the function that computes it. Each entry was compared with a grid of points in float64.
+# By the name of the torch function. Each entry was compared with a grid of points in float64.
 _KNOWN: dict[str, Callable[[Mapping[str, Any]], ActivationConstants | None]] = {
     "tanh": _fixed("tanh", 1.0, 4 / (3 * math.sqrt(3))),
     "sigmoid": _fixed("sigmoid", 0.25, 1 / (6 * math.sqrt(3)), 0.5),
@@ -90,8 +90,7 @@ _KNOWN: dict[str, Callable[[Mapping[str, Any]], ActivationConstants | None]] = {
 
 
 def known_activation(function: str, arguments: Mapping[str, Any] | None = None) -> ActivationConstants | None:
-    """The constants of a function of torch by its name (``"tanh"``, ``"leaky_relu"``), ``None`` where there is no
-    formula for it.
+    """Return the constants of a torch function by name (``"tanh"``, ``"leaky_relu"``), or ``None`` without a formula.
 
     Args:
         arguments: keyword arguments of the call, such as ``negative_slope``.
@@ -101,7 +100,7 @@ def known_activation(function: str, arguments: Mapping[str, Any] | None = None) 
 
         >>> known_activation("tanh")
         ActivationConstants(name='tanh', lipschitz=1.0, smoothness=0.76980..., at_zero=0.0, homogeneous=False, ...)
-        >>> known_activation("gelu").lipschitz > 1  # although WN, Remark 6.1 counts it among the 1-Lipschitz ones
+        >>> known_activation("gelu").lipschitz > 1  # WN, Remark 6.1 lists it as 1-Lipschitz
         True
     """
     rule = _KNOWN.get(function.rstrip("_"))
@@ -109,12 +108,12 @@ def known_activation(function: str, arguments: Mapping[str, Any] | None = None) 
 
 
 def measure_activation(function: Callable[[Tensor], Tensor], name: str) -> ActivationConstants:
-    """The constants of any elementwise function, from its values and derivatives on a grid of points in float64.
+    """Measure the constants of an elementwise function on a grid of points in float64.
 
-    The grid has 2·10⁵ points in [−30, 30], where a maximum is found to six digits; slopes are looked at up to ±10⁶. A
-    jump of φ or φ' shows as a quotient of differences that grows with the number of points, an unbounded slope as one
-    that grows with the interval; both count as infinite. What happens between the points is not seen: this is evidence,
-    no proof, and ``measured`` says so.
+    The grid has 2·10⁵ points in [−30, 30], which gives a maximum to six digits; slopes are checked up to ±10⁶. A
+    difference quotient that grows with the number of points indicates a jump of φ or φ', one that grows with the
+    interval an unbounded slope; both count as infinite. Values between the points are not checked: the result is
+    evidence and no proof, which ``measured`` indicates.
 
     Example:
         >>> measure_activation(torch.tanh, "mine")
@@ -123,16 +122,16 @@ def measure_activation(function: Callable[[Tensor], Tensor], name: str) -> Activ
     coarse, inner, grid = (_largest_slopes(function, *g) for g in ((30, 100_001), (20, 200_001), (30, 200_001)))
     zero = float(function(torch.zeros(1, dtype=torch.float64))[0].detach())
     bounds = [
-        # Rounded up: the largest value lies between two points, or just before a jump.
+        # Round up: the maximum lies between two points, or just before a jump.
         1.001 * top if math.isfinite(zero + top) and top <= 1.2 * min(first, narrow) + 1e-3 else math.inf
         for first, narrow, top in zip(coarse, inner, grid)
     ]
-    lipschitz = max(bounds[0], 1.001 * _slope_far_out(function))
+    lipschitz = max(bounds[0], 1.001 * _largest_outer_slope(function))
     smoothness = bounds[1] if math.isfinite(lipschitz) and lipschitz == bounds[0] else math.inf
     return ActivationConstants(name, lipschitz, smoothness, zero, _is_homogeneous(function), True)
 
 
-def _slope_far_out(function: Callable[[Tensor], Tensor]) -> float:
+def _largest_outer_slope(function: Callable[[Tensor], Tensor]) -> float:
     far = torch.logspace(1, 6, 10_001, dtype=torch.float64)
     z = torch.cat([-far, far]).requires_grad_()
     with torch.enable_grad():
@@ -141,7 +140,7 @@ def _slope_far_out(function: Callable[[Tensor], Tensor]) -> float:
 
 
 def _largest_slopes(function: Callable[[Tensor], Tensor], end: float, points: int) -> tuple[float, float]:
-    """max |φ'| and max |φ''|, the latter from differences of φ', which see its jumps."""
+    """Return max |φ'| and max |φ''|, the latter from differences of φ', which include its jumps."""
     z = torch.linspace(-end, end, points, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
         value = function(z)
@@ -158,7 +157,7 @@ def _is_homogeneous(function: Callable[[Tensor], Tensor]) -> bool:
     return scaled and bool(torch.allclose(function(one), one, rtol=1e-9))
 
 
-# The functions of torch that act on every entry by itself, besides those with known constants.
+# The torch functions that act on every entry separately, with or without known constants.
 # fmt: off
 ELEMENTWISE = frozenset(_KNOWN) | {
     "mish", "hardswish", "hardsigmoid", "celu", "tanhshrink", "softshrink", "hardshrink", "logsigmoid", "square", "exp",

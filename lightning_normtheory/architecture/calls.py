@@ -1,4 +1,4 @@
-"""A call of a function of torch, as it was watched."""
+"""One recorded call of a torch function."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from lightning_normtheory.architecture.operations import Opaque, Operation, opaq
 
 __all__ = ["Sources", "TorchCall", "opaque_result", "per_axis", "tracked_tensors"]
 
-# The tensors among the arguments that come from the samples, and where they come from.
+# The arguments of a call that depend on the samples, each with the operation that computed it.
 Sources = list[tuple[Tensor, Operation]]
 
 
 class TorchCall:
-    """One call of a function of torch, and how to make it again with other values."""
+    """One call of a torch function, which can be repeated with other values."""
 
     def __init__(self, func: Any, args: tuple, kwargs: dict[str, Any], sources: Sources) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
@@ -23,17 +23,18 @@ class TorchCall:
         self._ids = [id(tensor) for tensor, _ in sources]
 
     def tracked(self, value: Any) -> bool:
+        """Whether a value is an argument that depends on the samples."""
         return isinstance(value, Tensor) and id(value) in self._ids
 
     def arguments(self, names: tuple[str, ...]) -> list[Any]:
-        """The first arguments, by position or name."""
+        """Return the first arguments, passed by position or name."""
         return [self.args[i] if i < len(self.args) else self.kwargs.get(name) for i, name in enumerate(names)]
 
     def option(self, position: int, name: str, default: Any) -> Any:
         return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
     def replay(self, *values: Tensor) -> Tensor:
-        fresh = {key: value.clone() for key, value in zip(self._ids, values)}  # a step may work in place
+        fresh = {key: value.clone() for key, value in zip(self._ids, values)}  # the function may work in place
 
         def put(item: Any) -> Any:
             if isinstance(item, (tuple, list)):
@@ -44,7 +45,7 @@ class TorchCall:
 
 
 def tracked_tensors(arguments: Any, operations: dict[int, Operation]) -> Sources:
-    """The tensors among some arguments that come from x, each once."""
+    """Return the tensors among some arguments that depend on the samples, each once."""
     found: dict[int, tuple[Tensor, Operation]] = {}
     stack = [arguments]
     while stack:
@@ -64,6 +65,6 @@ def opaque_result(sources: Sources, result: Tensor, reason: str) -> Opaque:
 
 
 def per_axis(value: Any, axes: int) -> list[int]:
-    """A number for each axis, where torch takes one for all of them."""
+    """Return one number per axis; torch also accepts a single number for all axes."""
     values = list(value) if isinstance(value, (tuple, list)) else [value]
     return [int(v) for v in (values * axes if len(values) == 1 else values)]

@@ -1,4 +1,4 @@
-"""A network that is one chain of layers, with what the constants of the theorems need to know of each."""
+"""A network as a chain of layers, with the bounds of each layer that the theorems use."""
 
 import math
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class Link:
 
     Attributes:
         affine: W and b.
-        before: the norm of the fixed linear maps between the last activation and W, an average pooling for example.
-        after: the number ν that z is multiplied by, 1/√m for example.
-        factor: what of ``before`` is a number that h is multiplied by.
+        before: the norm of the fixed linear maps between the last activation and W, such as an average pooling.
+        after: the scalar ν that multiplies z, such as 1/√m.
+        factor: the part of ``before`` that is a scalar factor of h.
         activation: φ; ``None`` at the output.
     """
 
@@ -47,14 +47,14 @@ class Link:
 
     @cached_property
     def lengths_and_norms(self) -> tuple[Tensor, Tensor]:
-        """|g_i| and ‖v_i‖ of a WeightNorm."""
+        """|g_i| and ‖v_i‖ under WeightNorm."""
         g, v = self.affine.origin.tensors
         return g.detach().double().abs().flatten(), _unit_norms(g, v)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """f = the links one after the other; the last has no activation."""
+    """f as a composition of layers; the last one has no activation."""
 
     links: tuple[Link, ...]
 
@@ -73,13 +73,13 @@ class Chain:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All weights and biases, the parts of WeightNorm by themselves."""
+        """All weights and biases; under WeightNorm, g and v."""
         origins = [origin for link in self.links for origin in (link.affine.origin, link.affine.bias_origin)]
         return [tensor for origin in origins if origin is not None for tensor in origin.tensors]
 
 
 def chain_of(output: Operation) -> Chain | str:
-    """The chain that a recorded forward pass is, or why it is none.
+    """Convert a recorded forward pass to a chain of layers, or return the reason why it is none.
 
     Example:
         >>> from torch import nn
@@ -99,11 +99,11 @@ def chain_of(output: Operation) -> Chain | str:
     for step in steps:
         if isinstance(step, Affine):
             if affine is not None:
-                return f"{step.origin.name!r} follows another layer without an activation between them"
+                return f"{step.origin.name!r} follows another layer without an activation in between"
             affine, after = step, 1.0
         elif isinstance(step, Activation):
             if affine is None:
-                return f"the activation {step.constants.name} follows no layer"
+                return f"the activation {step.constants.name} does not follow a linear layer"
             links.append(Link(affine, before, after, factor, step.constants))
             affine, before, after, factor = None, 1.0, 1.0, 1.0
         elif isinstance(step, (FixedMap, EntrywiseScaling)):
@@ -111,38 +111,38 @@ def chain_of(output: Operation) -> Chain | str:
                 before *= step.norm
                 factor *= step.norm if isinstance(step, EntrywiseScaling) else 1.0
             elif isinstance(step, FixedMap) and (step.norm != 1 or step.size != affine.size):
-                return "an average or a padding is between a layer and its activation"
+                return "there is an averaging or padding between a layer and its activation"
             else:
                 after *= step.norm
     if affine is None:
-        return "its last step is no linear layer"
-    return _shared(links, affine) or Chain((*links, Link(affine, before, after, factor, None)))
+        return "the last step is not a linear layer"
+    return _shared_parameter(links, affine) or Chain((*links, Link(affine, before, after, factor, None)))
 
 
 def _problem(step: Operation, *, opaque: bool) -> str:
-    """Why a step is in no chain: first of all, that nothing is known of it."""
+    """Return why a step cannot be part of a chain. With ``opaque``, check only for an operation without a rule."""
     if opaque or isinstance(step, Opaque):
         return step.reason if isinstance(step, Opaque) else ""
     if isinstance(step, Activation) and step.trained:
-        return f"the activation {step.constants.name} is trained"
+        return f"the activation {step.constants.name} has trained parameters"
     if isinstance(step, MaxPooling):
-        return "a maximum pooling is not smooth"
+        return "max pooling is not smooth"
     if isinstance(step, Sum):
-        return "it branches: values are added or concatenated"
+        return "the network branches: values are added or concatenated"
     if isinstance(step, EntrywiseScaling) and (step.trained or not step.is_number):
-        return "a BatchNorm, or a trained scale, follows a layer"
+        return "a layer is followed by a BatchNorm or a trained scale"
     if isinstance(step, EntrywiseScaling) and step.shift is not None and bool(step.shift.any()):
-        return "a constant is added between the layers"
+        return "a constant is added between layers"
     if isinstance(step, Affine):
         for origin in (step.origin, step.bias_origin):
             if origin is not None and origin.kind == "computed":
-                return f"{origin.name!r} is computed from parameters by something else than WeightNorm"
+                return f"{origin.name!r} is computed from parameters, but not by WeightNorm"
     return ""
 
 
-def _shared(links: list[Link], head: Affine) -> str:
-    """Whether two layers use the same parameter: then their derivatives add up, and no bound here counts that."""
-    used: dict[int, tuple[str, bool]] = {}  # by memory: a view or a detached tensor is the same parameter
+def _shared_parameter(links: list[Link], head: Affine) -> str:
+    """Return which parameter two layers share, if any: their derivatives add up, which the bounds do not cover."""
+    used: dict[int, tuple[str, bool]] = {}  # by memory address: a view or a detached tensor is the same parameter
     for affine in (*(link.affine for link in links), head):
         for origin in (affine.origin, affine.bias_origin):
             for tensor in () if origin is None else origin.tensors:
@@ -155,7 +155,7 @@ def _shared(links: list[Link], head: Affine) -> str:
 
 
 class LinkBounds(NamedTuple):
-    """Of one layer, for all parameters within a distance ρ of those it has.
+    """Bounds of one layer for all parameters within a distance ρ of the current ones.
 
     Attributes:
         spectral: T ≥ ‖ν A‖₂.
@@ -163,8 +163,8 @@ class LinkBounds(NamedTuple):
         bias: ‖νb‖.
         first: M ≥ ‖ν DW[u]‖_F for unit u, the derivative in the layer's parameters.
         second: S ≥ ‖ν D²W[u, u']‖_F.
-        bias_gradient: ‖∂z/∂b‖, zero where it is not trained.
-        reach: √ of in how many patches an entry of h is.
+        bias_gradient: ‖∂z/∂b‖, zero if b is not trained.
+        reach: √ of the number of patches that contain an entry of h.
     """
 
     spectral: float
@@ -177,11 +177,11 @@ class LinkBounds(NamedTuple):
 
 
 def link_bounds(link: Link, radius: float, *, directions_shrink: bool = False) -> LinkBounds:
-    """Bounds for all parameters of a ball of this radius.
+    """Compute bounds of a layer for all parameters in a ball of this radius.
 
     Args:
-        directions_shrink: whether the ‖v‖ of a WeightNorm may become less, by ``radius``. Not along a step of gradient
-            descent, where ∇_v L ⟂ v.
+        directions_shrink: whether ‖v‖ of a WeightNorm may shrink, by up to ``radius``. It cannot along a step of
+            gradient descent, where ∇_v L ⟂ v.
     """
     affine, scale = link.affine, abs(link.after)
     first, second = _derivatives(link, radius, directions_shrink=directions_shrink)
@@ -201,7 +201,7 @@ def link_bounds(link: Link, radius: float, *, directions_shrink: bool = False) -
 
 
 def _derivatives(link: Link, radius: float, *, directions_shrink: bool) -> tuple[float, float]:
-    """M and S of W as a function of the parameters it is made of."""
+    """Return M and S of W as a function of its parameters."""
     origin = link.affine.origin
     if origin.kind != "weight_norm":
         return (1.0, 0.0) if any(t.requires_grad for t in origin.tensors) else (0.0, 0.0)
@@ -223,7 +223,7 @@ def _derivatives(link: Link, radius: float, *, directions_shrink: bool) -> tuple
 
 
 def _unit_norms(g: Tensor, v: Tensor) -> Tensor:
-    """‖v_i‖ in the order of g."""
+    """Return ‖v_i‖ in the order of g."""
     axes = [axis for axis in range(v.dim()) if g.dim() == 0 or g.shape[axis] == 1]
     v = v.detach()
     return (torch.linalg.vector_norm(v, dim=axes, dtype=torch.float64) if axes else v.double().abs()).flatten()

@@ -1,4 +1,4 @@
-"""Steps that act on every entry by itself: activations, arithmetic, and activations that are written out in it."""
+"""Rules for entrywise operations: activations, arithmetic, and activations composed of arithmetic."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ __all__ = ["entrywise_step"]
 
 
 def entrywise_step(call: TorchCall, result: Tensor) -> Operation | None:
-    """An activation, a product or sum with constants, or one of two values; ``None`` if it is none of these."""
+    """Return an activation, a product or sum with constants, or a sum of two values; ``None`` for anything else."""
     return _elementwise(call, result) or _arithmetic(call, result)
 
 
@@ -43,14 +43,6 @@ def _elementwise(call: TorchCall, result: Tensor) -> Operation | None:
     if named is not None:
         return Activation(call.nodes, shape, call.replay, named, call.replay)
     return _composed(inner, call.replay, shape, name)
-
-
-_POSITIONS = {
-    "leaky_relu": ["negative_slope"],
-    "elu": ["alpha"],
-    "softplus": ["beta", "threshold"],
-    "hardtanh": ["min_val", "max_val"],
-}
 
 
 def _options(call: TorchCall, name: str) -> dict[str, Any]:
@@ -76,17 +68,17 @@ def _prelu(call: TorchCall, result: Tensor) -> Operation | None:
 def _composed(
     root: Operation, function: Callable[[Tensor], Tensor], shape: tuple[int, ...], name: str
 ) -> Operation | None:
-    """An activation of which no formula is known, from the value that it is a function of."""
+    """Return an activation without a known formula, as a function of the value of ``root``."""
     try:
         with torch.enable_grad():
             constants = measure_activation(function, name)
-    except Exception:  # noqa: BLE001  # it is no function of single numbers
+    except Exception:  # noqa: BLE001  # not an elementwise function
         return None
     return Activation((root,), shape, function, constants, function)
 
 
 def _pointwise(node: Operation) -> tuple[Operation, Callable[[Tensor], Tensor]]:
-    """The value that this one is an elementwise function of, as far back as possible, and that function."""
+    """Return the earliest value of which this one is an elementwise function, and that function."""
     fixed_number = isinstance(node, EntrywiseScaling) and node.is_number and not node.trained
     if fixed_number or (isinstance(node, Activation) and not node.trained):
         root, inner = _pointwise(node.source)
@@ -115,11 +107,11 @@ def _arithmetic(call: TorchCall, result: Tensor) -> Operation | None:
 
 def _scaling(call: TorchCall, name: str, constant: Any, result: Tensor, *, from_right: bool) -> Operation | None:
     if tuple(result.shape[1:]) != call.nodes[0].shape:
-        return None  # it repeats the value
+        return None  # broadcasting repeats the value
     tensor = torch.as_tensor(constant, dtype=result.dtype, device=result.device).detach()
     if tensor.dim() >= result.dim() and tensor.numel() != 1:
         if len(tensor) != 1:
-            return None  # a constant of its own for every sample
+            return None  # a different constant for every sample
         tensor = tensor[0]
     one = torch.ones(1, dtype=result.dtype, device=result.device)
     tensor = tensor.reshape(1) if tensor.numel() == 1 else tensor

@@ -1,4 +1,4 @@
-"""Steps that are linear, or affine, in the value they act on, and poolings: their weights and norms."""
+"""Rules for linear and affine operations, normalization, pooling and reshaping: their weights and norms."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from lightning_normtheory.architecture.operations import (
 
 __all__ = ["affine_step", "linear_step"]
 
-# What does not change a value, or only its form. Whether samples stay apart is tried out.
+# Operations that change at most the shape of a value. `_keeps_samples_separate` tests whether they mix samples.
 # fmt: off
 _RESHAPES = frozenset({
     "flatten", "view", "reshape", "view_as", "reshape_as", "permute", "transpose", "movedim", "moveaxis", "swapaxes",
@@ -31,7 +31,7 @@ _CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 
 
 def affine_step(call: TorchCall, result: Tensor, origin: Callable[[Tensor], Origin]) -> Affine | None:
-    """A Linear or a convolution, in any of torch's forms; ``origin`` knows where a weight comes from."""
+    """Return a Linear or a convolution, in any of torch's forms; ``origin`` returns where a weight comes from."""
     reach = 1
     if call.name == "linear":
         x, weight, bias = call.arguments(("input", "weight", "bias"))
@@ -63,11 +63,11 @@ def affine_step(call: TorchCall, result: Tensor, origin: Callable[[Tensor], Orig
 
 
 def _reach(call: TorchCall, result: Tensor, weight: Tensor) -> int:
-    """In how many patches an entry of the input can be."""
+    """Return the largest number of patches that contain one entry of the input."""
     axes = _CONVOLUTIONS[call.name]
     stride, dilation = (per_axis(call.option(i, name, 1), axes) for i, name in ((3, "stride"), (5, "dilation")))
     counts = [
-        # The taps of a dilated kernel may all fall on one stride.
+        # With stride and dilation, one entry may be in a patch for every tap of the kernel.
         min(k if d > 1 and s > 1 else math.ceil(k / s), out)
         for k, s, d, out in zip(weight.shape[2:], stride, dilation, result.shape[2:])
     ]
@@ -75,7 +75,7 @@ def _reach(call: TorchCall, result: Tensor, weight: Tensor) -> int:
 
 
 def linear_step(call: TorchCall, result: Tensor) -> Operation | None:
-    """A fixed linear map, a BatchNorm or a pooling; ``None`` if it is none of these."""
+    """Return a fixed linear map, a BatchNorm or a pooling; ``None`` for anything else."""
     return _fixed_map(call, result) or _pooling(call, result)
 
 
@@ -86,7 +86,7 @@ def _fixed_map(call: TorchCall, result: Tensor) -> Operation | None:
     if len(call.nodes) != 1 or not call.tracked(call.args[0] if call.args else None):
         return None
     if call.name in _RESHAPES:
-        return FixedMap(call.nodes, shape, call.replay) if _keeps_samples_apart(call, result) else None
+        return FixedMap(call.nodes, shape, call.replay) if _keeps_samples_separate(call, result) else None
     if call.name == "pad":
         mode, value = call.option(2, "mode", "constant"), call.option(3, "value", None)
         zero = mode == "constant" and not value
@@ -101,15 +101,15 @@ def _fixed_map(call: TorchCall, result: Tensor) -> Operation | None:
     return None
 
 
-def _keeps_samples_apart(call: TorchCall, result: Tensor) -> bool:
-    """Whether the samples in another order give the same values in that order, each of them once."""
+def _keeps_samples_separate(call: TorchCall, result: Tensor) -> bool:
+    """Whether permuted samples give permuted values, and no entry of a sample occurs twice."""
     n, shape = len(result), call.nodes[0].shape
     if (call.option(2, "training", False) is True and "dropout" in call.name) or not result.is_floating_point():
         return False
     marks = torch.arange(n * math.prod(shape), dtype=torch.float64).reshape(n, *shape)
     try:
         moved, straight = call.replay(marks.flip(0)), call.replay(marks)
-    except Exception:  # noqa: BLE001  # say, another dtype
+    except Exception:  # noqa: BLE001  # for example, a dtype that it does not accept
         return False
     entries = straight.reshape(len(straight), -1)
     distinct = all(len(row.unique()) == len(row) for row in entries)
@@ -120,7 +120,7 @@ def _batch_norm(call: TorchCall, result: Tensor) -> Operation | None:
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     _, mean, var, weight, bias, training, _, eps = call.arguments(names)
     if training or mean is None:
-        return opaque_result(call.sources, result, "a BatchNorm with the statistics of the batch couples the samples")
+        return opaque_result(call.sources, result, "a BatchNorm with batch statistics couples the samples")
     scale = (1 if weight is None else weight.detach()) / torch.sqrt(var + (1e-5 if eps is None else eps))
     shift = (0 if bias is None else bias.detach()) - mean * scale
     form = (-1,) + (1,) * (result.dim() - 2)
@@ -139,7 +139,7 @@ def _pooling(call: TorchCall, result: Tensor) -> Operation | None:
     if name.startswith("adaptive"):
         if any(b < a for b, a in zip(before, after)):
             return None
-        # Windows of ⌊b/a⌋ to ⌈b/a⌉ + 1 entries; they overlap unless a divides b.
+        # Windows have ⌊b/a⌋ to ⌈b/a⌉ + 1 entries and overlap unless a divides b.
         sizes = [b // a for b, a in zip(before, after)]
         largest = [b // a if b % a == 0 else b // a + 2 for b, a in zip(before, after)]
         reaches = [1 if b % a == 0 else 2 for b, a in zip(before, after)]
@@ -154,10 +154,10 @@ def _pooling(call: TorchCall, result: Tensor) -> Operation | None:
         return MaxPooling(call.nodes, shape, call.replay, math.prod(largest), reach)
     if name not in ("avg", "adaptive_avg") or call.option(6, "divisor_override", None) is not None:
         return None
-    # Windows that are cut at the border may divide by what is left of them.
-    smallest = 1 if name == "avg" and _is_cut(call) else math.prod(sizes)
+    # Windows cut off at the border may divide by the number of entries that remain.
+    smallest = 1 if name == "avg" and _cuts_windows(call) else math.prod(sizes)
     return FixedMap(call.nodes, shape, call.replay, math.sqrt(reach / smallest))
 
 
-def _is_cut(call: TorchCall) -> bool:
+def _cuts_windows(call: TorchCall) -> bool:
     return bool(call.option(4, "ceil_mode", False)) or call.option(5, "count_include_pad", True) is False

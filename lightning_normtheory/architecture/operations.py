@@ -1,6 +1,6 @@
-"""A network as the bounds see it: a graph of affine maps, activations, sums and poolings.
+"""The nodes of a recorded forward pass: affine maps, activations, sums and poolings.
 
-`recorded_forward` makes one from a forward pass. Every number here is about one sample.
+`record_forward` builds the graph. Shapes and norms are for one sample.
 """
 
 import math
@@ -37,9 +37,9 @@ class Operation:
     """One step of a forward pass.
 
     Attributes:
-        sources: what it is applied to.
-        shape: of its value, for one sample.
-        replay: the step itself, as a function of the values of its sources.
+        sources: the operations whose values it takes.
+        shape: the shape of its value for one sample.
+        replay: the operation as a function of the values of its sources.
     """
 
     sources: tuple["Operation", ...]
@@ -65,11 +65,11 @@ class Origin(NamedTuple):
     """Where a weight comes from.
 
     Attributes:
-        name: of the parameter, without WeightNorm's own parts.
-        kind: ``"parameter"``: a parameter itself; ``"weight_norm"``: g v/‖v‖; ``"constant"``: nothing that is trained;
-            ``"computed"``: anything else that is computed from parameters.
+        name: the parameter's name, without the suffixes of WeightNorm.
+        kind: ``"parameter"``: a parameter; ``"weight_norm"``: g v/‖v‖; ``"constant"``: not trained; ``"computed"``:
+            computed from parameters in any other way.
         tensors: the parameter; or g and v.
-        dim: of WeightNorm, -1 for the norm over everything.
+        dim: ``dim`` of the WeightNorm, -1 for one norm of the whole tensor.
     """
 
     name: str
@@ -82,9 +82,9 @@ class Origin(NamedTuple):
 class Affine(Operation):
     """z = A h + b: a Linear at every position of a sequence, or a convolution.
 
-    With W (units, entries) the rows, one per unit, the operator A applies W to every patch of h. Patches overlap: every
-    entry of h is in at most ``reach`` of them, so that the norms of all patches together are ≤ √reach ‖h‖, and
-    ‖A‖₂ ≤ √reach ‖W‖₂, ‖A‖_F ≤ √positions ‖W‖_F. ``units_first`` says which axis of its value has the units.
+    A applies W (units, entries), one row per unit, to every patch of h. Patches overlap: every entry of h is in at most
+    ``reach`` of them, so all patches together have norm ≤ √reach ‖h‖, and ‖A‖₂ ≤ √reach ‖W‖₂,
+    ‖A‖_F ≤ √positions ‖W‖_F. ``units_first``: whether the units are the first axis of its value, else the last.
     """
 
     weight: Tensor
@@ -102,12 +102,12 @@ class Affine(Operation):
 
     @cached_property
     def spectral(self) -> float:
-        """‖A‖₂, or a bound of it."""
+        """‖A‖₂, or an upper bound."""
         return math.sqrt(self.reach) * self.matrix_norm
 
     @cached_property
     def frobenius(self) -> float:
-        """‖A‖_F, or a bound of it."""
+        """‖A‖_F, or an upper bound."""
         return math.sqrt(self.positions) * float(torch.linalg.vector_norm(self.weight, dtype=torch.float64))
 
     @cached_property
@@ -117,13 +117,13 @@ class Affine(Operation):
 
     @cached_property
     def bias_norm(self) -> float:
-        """‖b‖, b being repeated at every position."""
+        """‖b‖, with b repeated at every position."""
         return 0.0 if self.bias is None else math.sqrt(self.positions) * float(self.bias.double().norm())
 
 
 @dataclass(frozen=True, eq=False)
 class EntrywiseScaling(Operation):
-    """z = s∘h + t entry by entry: a BatchNorm with running statistics, or a product with constants.
+    """z = s∘h + t, entry by entry: a BatchNorm with running statistics, or arithmetic with constants.
 
     ``scale`` and ``shift`` broadcast to the shape of a sample.
     """
@@ -134,7 +134,7 @@ class EntrywiseScaling(Operation):
 
     @property
     def is_number(self) -> bool:
-        """Whether it does the same to every entry."""
+        """Whether scale and shift are the same for every entry."""
         return self.scale.numel() == 1 and (self.shift is None or self.shift.numel() == 1)
 
     @cached_property
@@ -148,14 +148,14 @@ class EntrywiseScaling(Operation):
 
 @dataclass(frozen=True, eq=False)
 class FixedMap(Operation):
-    """A fixed linear map of known norm: 1 for a reshaping, less for an average."""
+    """A fixed linear map with known norm: 1 for a reshaping, less for an average."""
 
     norm: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Activation(Operation):
-    """φ of every entry; ``trained`` if it has a parameter of its own."""
+    """φ of every entry; ``trained`` if it has trained parameters."""
 
     constants: ActivationConstants
     function: Callable[[Tensor], Tensor] = field(repr=False)
@@ -164,7 +164,7 @@ class Activation(Operation):
 
 @dataclass(frozen=True, eq=False)
 class MaxPooling(Operation):
-    """The largest of ``window`` entries; every entry is in at most ``reach`` windows."""
+    """The maximum of ``window`` entries; every entry is in at most ``reach`` windows."""
 
     window: int
     reach: int
@@ -179,22 +179,22 @@ class Sum(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Opaque(Operation):
-    """A step of which nothing is known."""
+    """An operation without a rule."""
 
     reason: str
 
 
 def opaque(reason: str, sources: tuple[Operation, ...] = (), shape: tuple[int, ...] = ()) -> Opaque:
-    """A step of which nothing is known."""
+    """Return an operation without a rule, which cannot be replayed."""
 
     def unknown(*values: Tensor) -> Tensor:
-        raise RuntimeError(f"This step cannot be repeated: {reason}.")
+        raise RuntimeError(f"This operation cannot be replayed: {reason}.")
 
     return Opaque(sources, shape, unknown, reason)
 
 
 def walk(output: Operation) -> Iterator[Operation]:
-    """Every operation that an output depends on, sources first."""
+    """Yield every operation that an output depends on, sources first."""
     seen: set[int] = set()
     stack: list[tuple[Operation, bool]] = [(output, False)]
     while stack:
@@ -208,7 +208,7 @@ def walk(output: Operation) -> Iterator[Operation]:
 
 
 def evaluate(output: Operation, x: Tensor) -> dict[Operation, Tensor]:
-    """The values of an operation, and of all that it depends on, for samples x."""
+    """Compute the values of an operation and of all operations it depends on, for samples x."""
     values: dict[Operation, Tensor] = {}
     for node in walk(output):
         values[node] = x if isinstance(node, Input) else node.replay(*(values[source] for source in node.sources))

@@ -1,4 +1,4 @@
-"""A forward pass as a graph of operations: what torch is asked to do, watched on a few samples."""
+"""Record a forward pass on a few samples as a graph of operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from lightning_normtheory.architecture.operations import Input, Opaque, Operatio
 
 __all__ = ["record_forward"]
 
-# What may be asked of a tensor without looking at its entries.
+# Functions that do not read the entries of a tensor.
 # fmt: off
 _METADATA = frozenset({
     "__get__", "__len__", "dim", "size", "stride", "numel", "ndimension", "nelement", "element_size", "is_contiguous",
@@ -25,18 +25,18 @@ _METADATA = frozenset({
 
 
 def record_forward(model: nn.Module, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None) -> Operation:
-    """The operations that lead from samples x to the output, as the last of them.
+    """Record the operations from samples x to the output of a model, and return the last one.
 
-    Functions of torch are watched while the model runs, so it does not matter whether a step is a module, a function or
-    a method. The graph that comes out is run on other samples, the given ones in another order, and must give what the
-    model gives: a step that was missed, or that depends on the samples in python, shows there.
+    Torch calls are intercepted while the model runs, so a step may be a module, a function or a method. The graph is
+    then replayed on other samples (the given ones, permuted and scaled) and compared with the model. This detects
+    steps that were missed and python code that depends on the samples.
 
     Args:
         x: samples (n, …), at least two.
-        forward: how the model is applied, where that is not ``model(x)``.
+        forward: how to apply the model, if not ``model(x)``.
 
     Returns:
-        The last operation. A step of which nothing is known is an `Opaque` with the reason.
+        The last operation. A step without a rule is an `Opaque` with the reason.
 
     Example:
         >>> from lightning_normtheory.architecture.operations import walk
@@ -46,24 +46,24 @@ def record_forward(model: nn.Module, x: Tensor, forward: Callable[[Tensor], Tens
     """
     call = forward or model
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0:
-        return opaque("its input is no tensor of numbers")
-    recorder = _watch(model, call, x)
+        return opaque("the input is not a floating-point tensor")
+    recorder = _record(model, call, x)
     last = recorder.last
     if last is None:
-        return opaque("its output does not come from its input by functions of torch on all samples")
+        return opaque("the output was not computed from the input by torch functions on all samples")
     if not bool(torch.isfinite(recorder.trail[-1][1]).all()):
         return opaque("a weight or an input is not finite", (last,), last.shape)
-    if recorder.looked:
-        return opaque("its forward pass looks at the values of the samples", (last,), last.shape)
+    if recorder.reads_values:
+        return opaque("the forward pass reads the values of the samples", (last,), last.shape)
     if any(isinstance(step, Opaque) for step in walk(last)):
         return last
     for others in (0.75 * x.flip(0), -0.5 * x):
-        if not _agree(model, call, last, others, len(recorder.trail)):
-            return opaque("its forward pass is another one for other samples", (last,), last.shape)
+        if not _replays(model, call, last, others, len(recorder.trail)):
+            return opaque("the forward pass differs between samples", (last,), last.shape)
     return last
 
 
-def _watch(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> "_Recorder":
+def _record(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> "_Recorder":
     recorder = _Recorder(model, x)
     with torch.enable_grad(), recorder:
         output = call(x)
@@ -71,13 +71,13 @@ def _watch(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> "_R
     return recorder
 
 
-def _agree(model: nn.Module, call: Callable[[Tensor], Tensor], last: Operation, x: Tensor, steps: int) -> bool:
-    """Whether the steps, repeated for x, have the values that they have in the model, each of them."""
+def _replays(model: nn.Module, call: Callable[[Tensor], Tensor], last: Operation, x: Tensor, steps: int) -> bool:
+    """Whether every step, replayed for x, has the value that it has in the model."""
     try:
-        again = _watch(model, call, x)
+        again = _record(model, call, x)
         with torch.no_grad():
             values = evaluate(last, x)
-    except Exception:  # noqa: BLE001  # it refuses these samples
+    except Exception:  # noqa: BLE001  # the model rejects these samples
         return False
     if again.last is None or len(again.trail) != steps:
         return False
@@ -90,7 +90,7 @@ def _agree(model: nn.Module, call: Callable[[Tensor], Tensor], last: Operation, 
 
 
 def _same(ours: Tensor, theirs: Tensor) -> bool:
-    # The same functions of the same numbers: only the order of a sum may differ.
+    # The same functions of the same numbers: only the order of summation may differ.
     tol = 100 * torch.finfo(theirs.dtype).eps
     return ours.shape == theirs.shape and bool(
         (ours - theirs).abs().max() <= tol * theirs.abs().max() + torch.finfo(theirs.dtype).tiny
@@ -98,16 +98,16 @@ def _same(ours: Tensor, theirs: Tensor) -> bool:
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes what happens to everything that comes from x."""
+    """Record every torch call on values that depend on x."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         super().__init__()
         self.samples = len(x)
         self.operations: dict[int, Operation] = {id(x): Input((), tuple(x.shape[1:]), torch.clone)}
-        self.trail: list[tuple[Operation, Tensor]] = []  # every step with its value, before anything is written into it
-        self.looked = False
+        self.trail: list[tuple[Operation, Tensor]] = []  # every step with its value before any write in place
+        self.reads_values = False
         self.last: Operation | None = None
-        self._alive: list[Any] = [x]  # an id is only good for as long as the tensor lives
+        self._alive: list[Any] = [x]  # an id is valid only while the tensor is alive
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._weight_norms: dict[int, Origin] = {}
 
@@ -118,7 +118,7 @@ class _Recorder(TorchFunctionMode):
         name = call.name
         result = func(*args, **kwargs)
         if name == "_weight_norm" and not sources:
-            self._note_weight_norm(result, *args, **kwargs)
+            self._record_weight_norm(result, *args, **kwargs)
         elif sources and isinstance(result, Tensor):
             self._alive.append(result)
             step = self._operation(call, result)
@@ -131,14 +131,14 @@ class _Recorder(TorchFunctionMode):
             for piece in result:
                 if isinstance(piece, Tensor):
                     self._alive.append(piece)
-                    self.operations[id(piece)] = opaque_result(sources, piece, f"{name} gives several values")
+                    self.operations[id(piece)] = opaque_result(sources, piece, f"{name} returns several values")
         elif sources and name not in _METADATA:
-            self.looked = True  # at a number: what follows may depend on it
+            self.reads_values = True  # as a python number, on which the next steps may depend
         return result
 
-    def _note_weight_norm(self, weight: Tensor, v: Tensor, g: Tensor, dim: int = 0) -> None:
+    def _record_weight_norm(self, weight: Tensor, v: Tensor, g: Tensor, dim: int = 0) -> None:
         if not all(id(part) in self._names or not part.requires_grad for part in (v, g)):
-            return  # lengths or directions that are computed themselves
+            return  # g or v is itself computed
         self._alive.append(weight)
         name = self._names.get(id(v), "weight")
         for ending in (".original1", "_v"):
@@ -157,4 +157,4 @@ class _Recorder(TorchFunctionMode):
         if result.dim() == 0 or len(result) != self.samples:
             return opaque_result(call.sources, result, f"{call.name} mixes the samples")
         found = affine_step(call, result, self._origin) or entrywise_step(call, result) or linear_step(call, result)
-        return found or opaque_result(call.sources, result, f"nothing is known of {call.name}")
+        return found or opaque_result(call.sources, result, f"there is no rule for {call.name}")

@@ -1,8 +1,8 @@
-"""Which layer feeds each BatchNorm.
+"""Find the layers that feed each BatchNorm.
 
 A BatchNorm in training mode undoes any scaling of its input channels. A unit that feeds it is therefore scale-free:
-doubling the unit's weights doubles some input channels of the BatchNorm, and its output stays as it is. That property,
-not the order of the modules, makes the unit's norm a quantity of the theory, so it is what we look for in the graph.
+doubling the unit's weights doubles some input channels of the BatchNorm, and its output does not change. The theory
+uses the norm of a unit because of this property, so the search tests it in the graph and ignores the module order.
 """
 
 from dataclasses import replace
@@ -23,12 +23,11 @@ __all__ = ["Feeding", "feeding_layers"]
 
 
 class Feeding(NamedTuple):
-    """What enters one BatchNorm.
+    """The input of one BatchNorm.
 
     Attributes:
-        layers: module names of the layers whose units it makes scale-free; more than one where it normalizes a
-            concatenation.
-        unknown: why there is none, or where its other channels come from; empty when everything is accounted for.
+        layers: module names of the layers whose units it makes scale-free; several if it normalizes a concatenation.
+        unknown: why some or all channels come from no such layer; empty if all of them do.
     """
 
     layers: tuple[str, ...]
@@ -36,10 +35,10 @@ class Feeding(NamedTuple):
 
 
 def feeding_layers(model: nn.Module) -> dict[str, Feeding]:
-    """The layers that feed each BatchNorm of a model, by the BatchNorm's module name.
+    """Find the layers that feed each BatchNorm of a model, by the BatchNorm's module name.
 
-    The graph is traced symbolically, without data. Where a forward pass cannot be traced (it branches on its input,
-    say), the modules inside are traced one by one, and what lies between them stays unknown.
+    The graph is traced symbolically, without data. If a forward pass cannot be traced, for example because it branches
+    on its input, its submodules are traced one by one, and the operations between them stay unknown.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.BatchNorm2d(8))
@@ -48,14 +47,14 @@ def feeding_layers(model: nn.Module) -> dict[str, Feeding]:
         >>> feeding_layers(net)["3"]
         Feeding(layers=(), unknown="it follows the BatchNorm '1'")
     """
-    found = {path: Feeding((), "no forward pass that could be traced reaches it") for path in batch_norm_layers(model)}
+    found = {path: Feeding((), "no traceable forward pass reaches it") for path in batch_norm_layers(model)}
     if not found:
         return found
     snapshot = Snapshot(model)
     try:
         for module in model.modules():
             for key, hook in list(module._forward_hooks.items()):
-                if (getattr(hook, "__module__", None) or "").startswith("wandb"):  # it only looks, and not at symbols
+                if (getattr(hook, "__module__", None) or "").startswith("wandb"):  # reads values, fails on symbols
                     del module._forward_hooks[key]
         with isolated_rng():
             _trace_all(model, found)
@@ -65,7 +64,7 @@ def feeding_layers(model: nn.Module) -> dict[str, Feeding]:
 
 
 def _trace_all(model: nn.Module, found: dict[str, Feeding]) -> None:
-    names = {module: path for path, module in model.named_modules()}  # of a shared module the first
+    names = {module: path for path, module in model.named_modules()}  # the first name of a shared module
     reached: set[str] = set()
     roots = [model]
     while roots:
@@ -74,7 +73,7 @@ def _trace_all(model: nn.Module, found: dict[str, Feeding]) -> None:
         tracer = _Tracer()
         for path, flow in tracer.batch_norm_inputs(root).items():
             batch_norm = names[root.get_submodule(path)]
-            if batch_norm not in reached:  # the outermost trace knows most of what enters
+            if batch_norm not in reached:  # the outermost trace sees most of its input
                 layers = dict.fromkeys(names[root.get_submodule(feeder.layer)] for feeder in flow.scaled.values())
                 found[batch_norm] = Feeding(tuple(layers), flow.unknown)
                 reached.add(batch_norm)
@@ -83,7 +82,7 @@ def _trace_all(model: nn.Module, found: dict[str, Feeding]) -> None:
 
 
 class _Tracer(fx.Tracer):
-    """Symbolic tracing that goes on where one module cannot be traced, and notes it in ``failed``."""
+    """Trace symbolically; treat a module that cannot be traced as one node and list it in ``failed``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +96,7 @@ class _Tracer(fx.Tracer):
         return isinstance(m, _BatchNorm) or not any(isinstance(inner, _BatchNorm) for inner in m.modules())
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
-        # torch.compile refuses to be traced; what it compiles does not.
+        # A compiled module cannot be traced; the original module can.
         inner = m._modules.get("_orig_mod")
         if inner is not None:
             return inner(*args, **kwargs)
@@ -106,16 +105,16 @@ class _Tracer(fx.Tracer):
         path = self.path_of_module(m)
         try:
             if self.is_leaf_module(m, path) and (m._forward_hooks or m._forward_pre_hooks):
-                # A hook may change what goes in or out: it is run on the symbolic values, around the leaf.
+                # A hook may change inputs or outputs: run it on the symbolic values, around the leaf.
                 with patch.object(m, "forward", lambda *a, **k: self.create_proxy("call_module", path, a, k)):
                     return forward(*args, **kwargs)
             return super().call_module(m, forward, args, kwargs)
-        except Exception:  # noqa: BLE001  # any error of the user's code under symbolic values
+        except Exception:  # noqa: BLE001  # any error of user code on symbolic values
             self.failed.append(path)
             return self.create_proxy("call_module", path, args, kwargs)
 
     def batch_norm_inputs(self, root: nn.Module) -> dict[str, Flow]:
-        """Trace as far as possible, then follow the scalings through what was traced."""
+        """Trace as far as possible, then follow the scalings through the traced graph."""
         if self.is_leaf_module(root, ""):
             return {}
         try:
@@ -139,7 +138,7 @@ class _Tracer(fx.Tracer):
         if node.op == "placeholder":
             return Flow(unknown=f"it is fed by the argument {path!r}")
         if node.op == "get_attr":
-            return Flow({}, self._weights_behind(path), unknown="its weight is used outside of a layer")
+            return Flow({}, self._weights_behind(path), unknown="a weight is used outside a layer")
         if module is not None and path in self.failed:
             outer = obstruct(inputs, f"{type(module).__name__} {path!r} could not be traced")
             return replace(outer, tainted=outer.tainted | parameter_ids(module))
@@ -157,11 +156,11 @@ class _Tracer(fx.Tracer):
         if isinstance(value, nn.Parameter):
             return frozenset({id(value)})
         constant = isinstance(value, Tensor) and not value.requires_grad
-        # What was computed from parameters, as a WeightNorm hook does, may come from any of them.
+        # A tensor computed from parameters, as by a WeightNorm hook, may depend on any of them.
         return frozenset() if constant else parameter_ids(self.root)
 
     def _overwrite(self, written: fx.Node, node: fx.Node, flows: dict[fx.Node, Flow]) -> None:
-        """After an operation in place, every name of that memory has a new value."""
+        """Update every alias of a tensor that an operation overwrites in place."""
         aliases = {written}
         grown = True
         while grown:
@@ -171,28 +170,28 @@ class _Tracer(fx.Tracer):
             grown = bool(more)
         for alias in aliases - {node}:
             same = alias is written
-            flows[alias] = flows[node] if same else obstruct([flows[alias], flows[node]], "it is changed in place")
+            flows[alias] = flows[node] if same else obstruct([flows[alias], flows[node]], "it is modified in place")
 
     def _shares_memory(self, node: fx.Node) -> bool:
         return may_alias(node, self._module(node), traced=str(node.target) not in self.failed)
 
 
-# Defined in a subclass, these leave what the layer computes as it is.
-_HARMLESS = frozenset({"extra_repr", "reset_parameters", "train", "eval"})
-_HARMFUL = frozenset({"__call__", "__getattr__", "__getattribute__", "weight", "bias"})
+# Attributes that a subclass may define without changing what the layer computes, and those that do change it.
+_KEEPS_OUTPUT = frozenset({"extra_repr", "reset_parameters", "train", "eval"})
+_CHANGES_OUTPUT = frozenset({"__call__", "__getattr__", "__getattribute__", "weight", "bias"})
 
 
 def _is_stock(module: nn.Module) -> bool:
-    """Whether a module computes what a class of torch.nn computes, also under a class of the user's."""
+    """Whether a module computes what its torch.nn class computes, also if a user's class derives from it."""
     if "forward" in vars(module):  # replaced on the instance
         return False
     classes = type(module).__mro__
-    torchs = next(base for base in classes if base.__module__.startswith("torch.nn.modules"))
-    for base in classes[: classes.index(torchs)]:
+    torch_class = next(base for base in classes if base.__module__.startswith("torch.nn.modules"))
+    for base in classes[: classes.index(torch_class)]:
         if base.__module__ == "torch.nn.utils.parametrize":
-            continue  # the class that a parametrization wraps around the original
+            continue  # the class that a parametrization derives from the original
         for name in vars(base):
             special = name.startswith("__") and name.endswith("__")
-            if name in _HARMFUL or (not special and name not in _HARMLESS and hasattr(torchs, name)):
+            if name in _CHANGES_OUTPUT or (not special and name not in _KEEPS_OUTPUT and hasattr(torch_class, name)):
                 return False
-    return torchs is not nn.Module
+    return torch_class is not nn.Module

@@ -1,13 +1,13 @@
-"""How a scaling of one layer's units travels through the operations of a network.
+"""Rules for layers and normalizations: where a scaling of a layer's units starts and ends.
 
 Each value in a network's graph carries two sets of weights:
 
 * ``scaled``: doubling a unit of such a weight doubles whole channels of the value and changes nothing else in it;
 * ``tainted``: the value depends on such a weight in some other way.
 
-A layer's output is scaled by its own weight; a BatchNorm forgets what is scaled and keeps what is tainted. An operation
-that is not known to pass a scaling on turns scaled into tainted, which errs on the safe side: a scaling may be missed,
-never invented.
+A layer's output is scaled by its own weight. A BatchNorm drops the scaled weights and keeps the tainted ones. An
+operation without a rule (``scale_rules``) turns scaled into tainted. This is conservative: a scaling may be missed, but
+is never invented.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ __all__ = ["Feeder", "Flow", "enter_batch_norm", "enter_layer", "merge", "obstru
 
 
 class Feeder(NamedTuple):
-    """A layer and whether it adds a bias: relu(2Wx + b) is not 2 relu(Wx + b)."""
+    """A layer, and whether it adds a bias: relu(2Wx + b) is not 2 relu(Wx + b)."""
 
     layer: str
     biased: bool
@@ -32,15 +32,15 @@ class Feeder(NamedTuple):
 
 @dataclass(frozen=True)
 class Flow:
-    """What is known of one value.
+    """The weights that one value depends on, and how.
 
     Attributes:
-        scaled: by the identity of the weight.
-        tainted: identities of weights.
+        scaled: the layer, by the ``id`` of its weight.
+        tainted: the ``id`` of every tainted weight.
         axis: the axis of the channels, 1 or -1.
-        ndim: number of axes, where known.
-        channels: length of that axis, where known.
-        unknown: where the channels come from that nothing scales.
+        ndim: number of axes, if known.
+        channels: length of the channel axis, if known.
+        unknown: why some channels are scaled by no weight; empty if all are.
     """
 
     scaled: dict[int, Feeder] = field(default_factory=dict)
@@ -56,11 +56,11 @@ class Flow:
 
 
 def enter_layer(path: str, module: nn.Module, inputs: Sequence[Flow]) -> Flow:
-    """The output of a layer: scaled by its own weight, tainted by all that its input depends on."""
+    """Return the output of a layer: scaled by its own weight, tainted by everything that its input depends on."""
     tainted = frozenset().union(*(flow.depends_on for flow in inputs))
     raw = module._parameters.get("weight")
     normalized = [g for name, g, _ in weight_norm_parameters(module) if name == "weight"]
-    renormalized = getattr(module, "max_norm", None) is not None  # an embedding that rewrites its own weight
+    renormalized = getattr(module, "max_norm", None) is not None  # an embedding that rescales its weight
     if (raw is None and not normalized) or renormalized:
         return Flow(
             {},
@@ -84,22 +84,22 @@ _NDIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
 
 
 def enter_batch_norm(path: str, module: _BatchNorm, flow: Flow) -> tuple[Flow, Flow]:
-    """What a BatchNorm normalizes, with the scalings that it undoes, and its output."""
+    """Return the input of a BatchNorm, with the scalings that it undoes, and its output."""
     shapes = next((ndims for kind, ndims in _NDIMS.items() if isinstance(module, kind)), (2, 3, 4, 5))
-    # The output of a Linear of which no more is known is taken to be (samples, features).
+    # The output of a Linear has the shape (samples, features) unless known otherwise.
     on_axis_1 = flow.axis == 1 or (2 in shapes and flow.ndim in (None, 2))
     if not on_axis_1 or flow.ndim not in (None, *shapes) or flow.channels not in (None, module.num_features):
-        flow = obstruct([flow], f"{path!r} normalizes another axis than that of the units before it")
+        flow = obstruct([flow], f"{path!r} normalizes another axis than the units of the layer before it")
     return flow, Flow({}, flow.tainted, unknown=f"it follows the BatchNorm {path!r}")
 
 
 def merge(flows: Sequence[Flow]) -> Flow:
-    """Several values side by side along their channels."""
+    """Concatenate several values along their channels."""
     tainted = frozenset().union(*(flow.tainted for flow in flows))
     scaled: dict[int, Feeder] = {}
     for weight, feeder in (item for flow in flows for item in flow.scaled.items()):
         if weight not in tainted:
-            biased = feeder.biased or (weight in scaled and scaled[weight].biased)  # tied layers, one with a bias
+            biased = feeder.biased or (weight in scaled and scaled[weight].biased)  # tied layers, one of them biased
             scaled[weight] = Feeder(feeder.layer, biased)
     known = [flow.channels for flow in flows if flow.channels is not None]
     leading = next((flow for flow in flows if flow.scaled), flows[0])
@@ -113,7 +113,7 @@ def merge(flows: Sequence[Flow]) -> Flow:
 
 
 def obstruct(flows: Sequence[Flow], reason: str) -> Flow:
-    """An operation of which nothing is known: every dependence becomes a taint."""
+    """Apply an operation without a rule: every dependence becomes a taint."""
     tainted = frozenset().union(*(flow.depends_on for flow in flows))
     earlier = next((flow.unknown for flow in flows if flow.unknown), "")
     return Flow({}, tainted, unknown=reason if any(flow.scaled for flow in flows) or not earlier else earlier)

@@ -1,4 +1,4 @@
-"""The operations that are known to pass a scaling of channels on, and those that write into their input."""
+"""Rules for operations other than layers and BatchNorms: which pass a scaling of channels on, which write in place."""
 
 import operator
 import re
@@ -13,12 +13,12 @@ from lightning_normtheory.norms.scale_flow import Flow, merge, obstruct
 
 __all__ = ["may_alias", "operation_name", "parameter_ids", "pass_operation", "written_node"]
 
-# Commute with scaling a channel and with shifting it by a constant: a bias before them does no harm.
+# Commute with scaling a channel and with shifting it by a constant, so a bias before them is allowed.
 _AFFINE_MODULES = (nn.Identity, nn.Upsample, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
 _AFFINE_NAMES = frozenset({"contiguous", "clone", "interpolate", "max_pool1d", "max_pool2d", "max_pool3d"}) | {
     f"adaptive_{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 2, 3)
 }
-# Commute with scaling only. Average pooling is here because of its zero padding.
+# Commute with scaling but not with shifting. Average pooling belongs here because of its zero padding.
 _HOMOGENEOUS_MODULES = (
     nn.ReLU,
     nn.LeakyReLU,
@@ -32,7 +32,7 @@ _HOMOGENEOUS_MODULES = (
 _HOMOGENEOUS_NAMES = frozenset({"relu", "relu_", "leaky_relu", "prelu", "abs", "dropout"}) | {
     f"{kind}{n}d" for kind in ("dropout", "avg_pool") for n in (1, 2, 3)
 }
-# May return the memory of their input under another shape: what writes into one of the two writes into both.
+# May return a view of their input: writing into one writes into both.
 # fmt: off
 _VIEWS = frozenset(
     {
@@ -48,7 +48,7 @@ _VIEWS = frozenset(
 
 
 def pass_operation(node: fx.Node, module: nn.Module | None, inputs: Sequence[Flow]) -> Flow:
-    """The value of any node that is neither a layer nor a BatchNorm."""
+    """Return the value of a node that is neither a layer nor a BatchNorm."""
     name = operation_name(node, module)
     result = _known_operation(node, name, module, inputs) if inputs else None
     if result is None:
@@ -62,10 +62,10 @@ def pass_operation(node: fx.Node, module: nn.Module | None, inputs: Sequence[Flo
 
 def _known_operation(node: fx.Node, name: str, module: nn.Module | None, inputs: Sequence[Flow]) -> Flow | None:
     result = None
-    if _is_affine(name, module) and _leaves_channels_apart(name, inputs[0]):
-        result = _beside(inputs[0], inputs[1:], name)
-    elif _is_homogeneous(name, module) and _leaves_channels_apart(name, inputs[0]):
-        result = _beside(_without_biased(inputs[0], name), inputs[1:], name)
+    if _is_affine(name, module) and _keeps_channels_separate(name, inputs[0]):
+        result = _with_operands(inputs[0], inputs[1:], name)
+    elif _is_homogeneous(name, module) and _keeps_channels_separate(name, inputs[0]):
+        result = _with_operands(_without_biased(inputs[0], name), inputs[1:], name)
     elif name in ("cat", "concat", "concatenate"):
         result = _concatenate(node, inputs)
     elif name in ("flatten", "Flatten"):
@@ -80,14 +80,14 @@ def _known_operation(node: fx.Node, name: str, module: nn.Module | None, inputs:
 
 
 def operation_name(node: fx.Node, module: nn.Module | None) -> str:
-    """``ReLU``, ``relu``, ``relu_``: of a module its class, of a function or method its own name."""
+    """Return the class name of a module, or the name of a function or method: ``ReLU``, ``relu``, ``relu_``."""
     if module is not None:
         return type(module).__name__
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def parameter_ids(module: nn.Module) -> frozenset[int]:
-    """The weights that anything a module does may depend on."""
+    """Return the ``id`` of every parameter of a module."""
     return frozenset(id(parameter) for parameter in module.parameters())
 
 
@@ -102,10 +102,10 @@ def _is_homogeneous(name: str, module: nn.Module | None) -> bool:
     return isinstance(module, _HOMOGENEOUS_MODULES) if module is not None else name in _HOMOGENEOUS_NAMES
 
 
-def _leaves_channels_apart(name: str, flow: Flow) -> bool:
-    """Whether the axes that a pooling or resizing runs over do not include that of the channels.
+def _keeps_channels_separate(name: str, flow: Flow) -> bool:
+    """Whether a pooling or resizing leaves the channel axis alone.
 
-    With one axis less than it expects, PyTorch takes the samples for channels and pools over the channels.
+    Given one axis less than it expects, PyTorch treats the samples as channels and pools over the channels.
     """
     pooling = re.search(r"[pP]ool(\d)d", name)
     if pooling:
@@ -113,11 +113,11 @@ def _leaves_channels_apart(name: str, flow: Flow) -> bool:
     return flow.axis == 1 or not name.startswith(("Upsampl", "interpolate"))
 
 
-def _beside(flow: Flow, others: Sequence[Flow], name: str) -> Flow:
-    """The first value after an operation that the others take part in as well, a slope for example."""
-    dependent = frozenset[int]().union(*(other.depends_on for other in others))
+def _with_operands(flow: Flow, operands: Sequence[Flow], name: str) -> Flow:
+    """Return the value after an operation with further operands, such as a slope."""
+    dependent = frozenset[int]().union(*(operand.depends_on for operand in operands))
     kept = {weight: feeder for weight, feeder in flow.scaled.items() if weight not in dependent}
-    unknown = flow.unknown if len(kept) == len(flow.scaled) else f"{name} takes another value that depends on it"
+    unknown = flow.unknown if len(kept) == len(flow.scaled) else f"{name} has another operand that depends on it"
     return replace(flow, scaled=kept, tainted=flow.tainted | dependent, unknown=unknown)
 
 
@@ -144,7 +144,7 @@ def _concatenate(node: fx.Node, inputs: Sequence[Flow]) -> Flow | None:
     axis = _argument(node, 1, "dim", "axis", default=0)
     if not isinstance(axis, int):
         return None
-    if axis == 1:  # outputs of Linear layers of which no more is known, as in front of a BatchNorm
+    if axis == 1:  # outputs of Linear layers have two axes unless known otherwise, as before a BatchNorm
         inputs = [
             replace(flow, axis=1, ndim=2) if flow.axis == -1 and flow.ndim in (None, 2) else flow for flow in inputs
         ]
@@ -180,8 +180,7 @@ def _transpose(node: fx.Node, name: str, flow: Flow) -> Flow | None:
         order = list(first if isinstance(first, (tuple, list)) else node.args[1:])
     else:
         swapped = [_argument(node, 1, "dim0", "axis0"), _argument(node, 2, "dim1", "axis1")]
-        # After a swap of the axes 1 and 2 of a value of unknown ndim, 3 axes are assumed, and a BatchNorm that expects
-        # another number will refuse it.
+        # If ndim is unknown, swapping axes 1 and 2 implies 3 axes; a BatchNorm that expects another number rejects it.
         ndim = flow.ndim or (3 if set(swapped) <= {1, 2} else 0)
         if not all(isinstance(axis, int) and -ndim <= axis < ndim for axis in swapped):
             return None
@@ -208,7 +207,7 @@ def _positive_number(arguments: tuple[Any, ...]) -> bool:
 
 
 def written_node(node: fx.Node, module: nn.Module | None) -> fx.Node | None:
-    """The value that an operation overwrites, if it works in place."""
+    """Return the node whose value an operation overwrites, if it works in place."""
     inputs = node.all_input_nodes
     name = operation_name(node, module)
     if isinstance(node.kwargs.get("out"), fx.Node):
@@ -225,11 +224,11 @@ def written_node(node: fx.Node, module: nn.Module | None) -> fx.Node | None:
 
 
 def may_alias(node: fx.Node, module: nn.Module | None, *, traced: bool) -> bool:
-    """Whether a result may share the memory of the first input."""
+    """Whether a result may share memory with the first input."""
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
     origin = getattr(node.target, "__module__", None) or "torch"
     foreign = node.op == "call_function" and origin.split(".")[0] not in ("torch", "_operator", "math")
-    # Most methods that nobody thinks of as views can be: y.cpu() is y where y is on the CPU.
+    # Any method may return its input: y.cpu() is y if y is on the CPU.
     view = node.op == "call_method" or operation_name(node, module) in _VIEWS
     return not traced or foreign or view or written_node(node, module) is not None

@@ -1,4 +1,4 @@
-"""The minimum weight-vector norm (WN, Definition 3.1)."""
+"""Compute the norms of normalized weight vectors and their minimum w_min (WN, Definition 3.1)."""
 
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ class NormalizedLayers(NamedTuple):
     """The result of `normalized_layers`.
 
     Attributes:
-        weights: every normalized weight of the model, each once.
-        unknown: BatchNorm layers, some or all of whose input comes from no layer that we can name, with the reason.
+        weights: every normalized weight of the model, once.
+        unknown: the reason, for every BatchNorm with input channels that could not be traced to a layer.
     """
 
     weights: tuple[NormalizedWeight, ...]
@@ -31,7 +31,7 @@ class NormalizedLayers(NamedTuple):
 def normalized_layers(model: nn.Module) -> NormalizedLayers:
     """Find every weight that a WeightNorm or a BatchNorm normalizes.
 
-    A layer under WeightNorm that also feeds a BatchNorm is listed as WeightNorm: its free vector is the direction v.
+    A layer under WeightNorm that also feeds a BatchNorm is listed as WeightNorm: its parameter is the direction v.
 
     Example:
         >>> wn = nn.utils.parametrizations.weight_norm
@@ -48,21 +48,21 @@ def normalized_layers(model: nn.Module) -> NormalizedLayers:
         if feeding.unknown:
             unknown[public_name(batch_norm)] = feeding.unknown
     weights = list(weight_norm_layers(model))
-    already = {weight.module for weight in weights if weight.tensor_name == "weight"}
+    under_weight_norm = {weight.module for weight in weights if weight.tensor_name == "weight"}
     for layer, batch_norms in fed.items():
         module = model.get_submodule(layer)
-        if module not in already:
+        if module not in under_weight_norm:
             weights.append(NormalizedWeight(public_name(layer), "batch_norm", module, batch_norms=tuple(batch_norms)))
     order = {module: position for position, module in enumerate(model.modules())}
     return NormalizedLayers(tuple(sorted(weights, key=lambda weight: order[weight.module])), unknown)
 
 
 def weight_norms(model: nn.Module) -> dict[str, Tensor]:
-    """‖W_i‖₂ of every unit i of every normalized layer, by layer name: one tensor (units,) per layer.
+    """Compute ‖W_i‖₂ for every unit i of every normalized layer: one tensor (units,) per layer name.
 
-    W_i is the direction v_i of a WeightNorm (``weight_v``, ``parametrizations.weight.original1``), one vector per index
-    of its ``dim``; and the raw weights of an output unit where the layer feeds a BatchNorm: a row of a Linear, the
-    in·kh·kw entries of a convolution's channel.
+    Under WeightNorm, W_i is the direction v_i (``weight_v``, ``parametrizations.weight.original1``), one vector per
+    index of its ``dim``. In a layer that feeds a BatchNorm, W_i is the weight of an output unit: a row of a Linear, or
+    the in·kh·kw entries of a convolution's channel.
 
     Example:
         >>> layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
@@ -74,19 +74,19 @@ def weight_norms(model: nn.Module) -> dict[str, Tensor]:
 
 
 def unit_norms(layers: NormalizedLayers) -> dict[str, Tensor]:
-    """`weight_norms` of layers that were found before."""
+    """Compute `weight_norms` for the result of `normalized_layers`."""
     return {weight.name: _norms(weight.vectors.detach()) for weight in layers.weights}
 
 
 def _norms(vectors: Tensor) -> Tensor:
-    half = vectors.dtype in (torch.float16, torch.bfloat16)  # a sum of squares needs more
+    half = vectors.dtype in (torch.float16, torch.bfloat16)  # too short for sums of squares
     return torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float32 if half else None)
 
 
 def min_weight_norm(model: nn.Module) -> float:
-    """w_min = min over units i and normalized layers l of ‖W_i^(l)‖₂ (WN, Definition 3.1).
+    """Compute w_min = min over units i and normalized layers l of ‖W_i^(l)‖₂ (WN, Definition 3.1).
 
-    The printed definition squares the right-hand side only; the paper's bounds and figures use the plain norm, as here.
+    The printed definition squares only the right-hand side. The paper's bounds and figures use the norm, as here.
 
     Raises:
         ValueError: if no layer is normalized.
@@ -101,18 +101,18 @@ def min_weight_norm(model: nn.Module) -> float:
 
 
 def smallest(norms: dict[str, Tensor]) -> float:
-    """The minimum over all units of all layers; NaN if any norm is."""
+    """Return the minimum over all units of all layers; NaN if any norm is NaN."""
     return float(torch.stack([norm.min().cpu().double() for norm in norms.values()]).min())
 
 
 def require_normalized(model: nn.Module) -> NormalizedLayers:
-    """`normalized_layers`, or an error that says why there are none."""
+    """Return `normalized_layers`, or raise a ValueError with the reasons if there are none."""
     layers = normalized_layers(model)
     if not layers.weights:
         reasons = "".join(f" BatchNorm {name!r}: {reason}." for name, reason in layers.unknown.items())
         raise ValueError(
             "Expected a model with WeightNorm layers, or with BatchNorm layers fed by a Linear or a convolution, but "
             f"{type(model).__name__} has none.{reasons} Add torch.nn.utils.parametrizations.weight_norm or a BatchNorm,"
-            " or leave out the minimum weight norm."
+            " or do not measure the minimum weight norm."
         )
     return layers

@@ -383,7 +383,7 @@ NETS = {
     "two in a row": Net(sequential(conv, bn, bn), pairs="0>1", reasons={"2": "follows the BatchNorm '1'"}),
     "first of all": Net(sequential(lambda: bn(3), conv), reasons={"0": "argument"}),
     "the root": Net(lambda: bn(3)),
-    "never called": Net(wrap(lambda m, x: m.conv(x), conv=conv, bn=bn), reasons={"bn": "no forward pass"}),
+    "never called": Net(wrap(lambda m, x: m.conv(x), conv=conv, bn=bn), reasons={"bn": "no traceable forward pass"}),
     "chain": Net(
         sequential(conv, bn, nn.ReLU, lambda: conv(4, 4), bn, nn.ReLU, nn.Flatten, lambda: nn.Linear(144, 2)),
         pairs="0>1 3>4",

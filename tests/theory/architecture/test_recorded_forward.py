@@ -108,9 +108,9 @@ def test_the_graph_computes_what_the_model_computes(seed):
 @pytest.mark.parametrize(
     ("model", "x", "reason"),
     [
-        (Branching(), torch.randn(3, 2), "looks at the values"),
+        (Branching(), torch.randn(3, 2), "reads the values"),
         (nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), torch.randn(3, 2), "layer_norm"),
-        (nn.Embedding(4, 2), torch.tensor([[1], [2]]), "no tensor of numbers"),
+        (nn.Embedding(4, 2), torch.tensor([[1], [2]]), "not a floating-point tensor"),
         (nn.BatchNorm1d(2), torch.randn(3, 2), "couples the samples"),
         (nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), torch.randn(3, 2), "softmax"),
         (nn.Flatten(0), torch.randn(3, 2), "mixes the samples"),

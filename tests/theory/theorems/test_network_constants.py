@@ -141,11 +141,11 @@ def test_ntk_condition_bounds_the_ratio_of_the_same_samples():
     ("net", "reason"),
     [
         (nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), "without an activation"),
-        (nn.Sequential(nn.Linear(3, 2), nn.Tanh()), "no linear layer"),
+        (nn.Sequential(nn.Linear(3, 2), nn.Tanh()), "not a linear layer"),
         (nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Tanh(), nn.Linear(2, 1)).eval(), "BatchNorm"),
         (nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.LayerNorm(2), nn.Linear(2, 1)), "layer_norm"),
         (nn.Sequential(spectral_norm(nn.Linear(3, 2)), nn.Tanh(), nn.Linear(2, 1)).eval(), "computed"),
-        (nn.Sequential(Times(2.0), nn.Tanh(), nn.Linear(3, 1)), "follows no layer"),
+        (nn.Sequential(Times(2.0), nn.Tanh(), nn.Linear(3, 1)), "does not follow a linear layer"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
