@@ -30,7 +30,7 @@ OUTSIDE = {
     "lightning_normtheory.callbacks": {"torch", "pytorch_lightning", "torchmetrics"},
     "lightning_normtheory.recipes": {
         *("torch", "pytorch_lightning", "torchvision", "numpy", "PIL"),
-        *("matplotlib", "rich", "wandb", "yaml"),
+        *("filelock", "matplotlib", "rich", "wandb", "yaml"),
     },
 }
 # Quantities that know nothing of one another.

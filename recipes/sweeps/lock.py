@@ -1,20 +1,22 @@
-"""One sweep at a time in a folder."""
+"""Allow one sweep at a time in a folder."""
 
 import os
 import socket
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 __all__ = ["lock"]
 
 
-def lock(folder: Path) -> IO[str]:
-    """A file in the folder that is held until it is closed, by the system if the process is killed.
+def lock(folder: Path) -> AbstractContextManager[object]:
+    """Lock a folder until the returned context ends. The system releases the lock of a killed process.
 
-    Where the system (Windows) or the file system has no such locks nothing is held.
+    Returns a context without effect where the file system, such as some network mounts, has no locks.
 
     Raises:
-        ValueError: if another process holds it.
+        ValueError: if another process holds the lock; the message names it.
 
     Example:
         >>> import tempfile
@@ -23,26 +25,24 @@ def lock(folder: Path) -> IO[str]:
         ...     lock(folder)
         Traceback (most recent call last):
         ValueError: Another sweep (process ...
-        >>> lock(folder).close()
+        >>> with lock(folder):
+        ...     pass
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / "lock").open("a+", encoding="utf-8")
+    path = folder / "lock"
+    # No fallback: a lock that consists in the existence of a file would outlive a killed sweep.
+    file_lock = FileLock(path, blocking=False, fallback_to_soft=False, on_acquired=_write_holder)
     try:
-        import fcntl
-    except ImportError:
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with file:
-            file.seek(0)
-            raise ValueError(
-                f"Another sweep ({file.read().strip()}) works in {folder}. Wait for its end, or give another --output. "
-                "--jobs J runs J at a time in one sweep."
-            ) from None
+        return file_lock.acquire()
+    except Timeout:
+        raise ValueError(
+            f"Another sweep ({path.read_text(encoding='utf-8').strip()}) is running in {folder}. "
+            "Wait until it ends, or choose another folder with --output. --jobs J runs J at a time in one sweep."
+        ) from None
     except OSError:
-        return file
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
+        return nullcontext()
+
+
+def _write_holder(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())

@@ -1,6 +1,7 @@
 """Sweeps: nothing is lost, repeated or left behind, whatever stops them."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -248,6 +249,14 @@ def test_one_sweep_at_a_time(child, capsys):
         assert "--output" in err
     assert sweep("quickstart", {"a": ["1"]}, 1, 1, [], "out") == 0
     assert not attempts.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_does_not_stop_a_sweep(child, number):
+    """Nor does the next one find a lock there, as it would if the existence of a file were the lock."""
+    with mock.patch("fcntl.flock", side_effect=OSError(number, "no locks")):
+        lock(place())
+        assert sweep("quickstart", {"a": ["1"]}, 1, 1, [], "out") == 0
 
 
 @linux
