@@ -2,6 +2,6 @@
 
 import sys
 
-from lightning_normtheory.recipes.cli.main import main
+from lightning_normtheory.recipes.cli import main
 
 sys.exit(main())

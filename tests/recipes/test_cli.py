@@ -1,21 +1,23 @@
 """The command in this process: where it finds names and options, and what it hands on."""
 
+import subprocess
 import sys
 
 import pytest
 import yaml
 
-from lightning_normtheory.recipes.cli import main, run
+from lightning_normtheory.recipes.cli import lightning_cli, main
 from lightning_normtheory.recipes.sweeps import sweep
 
 from support.cli_cases import refusal
+from support.report_cases import awkward_rows, write_run
 
 
 @pytest.fixture
 def handed_on(monkeypatch):
     """What the command would train: name and options."""
     calls = []
-    monkeypatch.setattr(run, "fit", lambda name, options: calls.append((name, options)))
+    monkeypatch.setattr(lightning_cli, "fit", lambda name, options: calls.append((name, options)))
     return calls
 
 
@@ -88,6 +90,20 @@ def test_a_sweep_of_wandb_runs_nothing(swept, tmp_path, capsys):
     assert f"wandb sweep {path}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", ["--help", "list", "report run", "report --text run", "run quikstart", "rnu"])
+def test_an_answer_that_trains_nothing_loads_nothing_large(arguments, tmp_path):
+    """In a fresh interpreter, since this one has loaded everything."""
+    write_run(tmp_path / "run", awkward_rows())
+    large = ("torch", "pytorch_lightning", "lightning", "torchmetrics", "torchvision", "numpy", "matplotlib", "wandb")
+    code = (
+        "import atexit, sys; from lightning_normtheory.recipes.cli import main; "
+        f"atexit.register(lambda: print([name for name in {large} if name in sys.modules])); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) > 1
+
+
 @pytest.mark.parametrize(("command", "package"), [("list", "rich"), ("run quickstart", "jsonargparse")])
 def test_without_the_extra_its_name_is_said(monkeypatch, capsys, command, package):
     """As after a plain pip install: None in sys.modules is a module that cannot be found."""
@@ -95,7 +111,8 @@ def test_without_the_extra_its_name_is_said(monkeypatch, capsys, command, packag
         name for name in sys.modules if name == package or name.startswith((f"{package}.", "pytorch_lightning.cli"))
     ]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "lightning_normtheory.recipes.cli.run", raising=False)
+    for module in ("commands.list", "lightning_cli"):
+        monkeypatch.delitem(sys.modules, f"lightning_normtheory.recipes.cli.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(command.split()) == 2
     assert f'needs {package}: pip install -e ".[recipes]"' in capsys.readouterr().err

@@ -5,8 +5,8 @@ import yaml
 
 from lightning_normtheory.recipes import registry
 from lightning_normtheory.recipes.cli import main
+from lightning_normtheory.recipes.cli.lightning_cli import check_options
 from lightning_normtheory.recipes.cli.option_errors import OptionError
-from lightning_normtheory.recipes.cli.run import check_options
 from lightning_normtheory.recipes.sweeps import grid
 
 from support.cli_cases import refusal
@@ -53,7 +53,7 @@ from support.cli_cases import refusal
         ("sweep quickstart --seeds x", "argument --seeds: invalid int value: 'x'"),
         ("sweep quickstart --seeds 0", "Expected at least one seed, got 0."),
         ("sweep quickstart --grid model.width", "Expected OPTION=VALUE,VALUE"),
-        ("sweep quickstart --wandb-file w.yaml --jobs 2", "--jobs and --output say nothing: leave them out"),
+        ("sweep quickstart --wandb-file w.yaml --jobs 2", "runs nothing: omit --jobs and --output"),
     ],
 )
 def test_the_last_line_says_what_is_wrong(arguments, last, swept, capsys):

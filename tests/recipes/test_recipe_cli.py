@@ -6,8 +6,8 @@ import pytest
 import pytorch_lightning as pl
 import yaml
 
-from lightning_normtheory.recipes.cli import main, run
-from lightning_normtheory.recipes.cli.run import check_options, fit
+from lightning_normtheory.recipes.cli import lightning_cli, main
+from lightning_normtheory.recipes.cli.lightning_cli import check_options, fit
 from lightning_normtheory.recipes.datasets import FashionMNISTSlice
 
 SMALL = ["--trainer.max_epochs=1", "--model.width=8", "--data.limit=100", "--trainer.enable_progress_bar=false"]
@@ -86,7 +86,7 @@ def test_an_error_of_the_training_is_not_taken_for_a_refused_option(monkeypatch)
     def fail(name, options):
         raise ValueError("of the user's code")
 
-    monkeypatch.setattr(run, "fit", fail)
+    monkeypatch.setattr(lightning_cli, "fit", fail)
     with pytest.raises(ValueError, match="of the user's code"):
         main(["run", "quickstart"])
 

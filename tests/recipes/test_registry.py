@@ -1,12 +1,10 @@
 """What the command lists, and the recipes by name."""
 
-import subprocess
-import sys
-
 import pytest
 
 from lightning_normtheory.recipes import figures, registry
 from lightning_normtheory.recipes.cli import main
+from lightning_normtheory.recipes.cli.commands.list import first_sentence
 
 FILE = """\
 # normtheory run small
@@ -42,7 +40,7 @@ def test_the_list_has_everything_at_any_width(width, capsys, monkeypatch):
         assert name in (out if width >= 60 else shown)
         assert recipe.time in out
         if width < 60:  # one column: all of a text is in a row
-            sentence = main._first_sentence(registry.description(name))
+            sentence = first_sentence(registry.description(name))
             for text in (recipe.paper, recipe.data, sentence):
                 assert "".join(text.split()) in shown
 
@@ -75,14 +73,3 @@ def test_a_file_without_the_section_is_named(small_recipe):
     registry._FOLDER.joinpath("small.yaml").write_text("seed_everything: 0\n")
     with pytest.raises(ValueError, match=r"small\.yaml has no section recipe"):
         registry.recipe("small")
-
-
-def test_the_list_waits_for_torch_alone():
-    """In a fresh interpreter, since this one has loaded everything."""
-    code = (
-        "import sys; from lightning_normtheory.recipes.cli import main; main(['list']); "
-        "large = ('pytorch_lightning', 'lightning', 'wandb', 'matplotlib', 'torchvision'); "
-        "print([name for name in large if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
