@@ -1,1 +1,1 @@
-"""Stock training recipes, run with the command ``normtheory``."""
+"""Training recipes for the papers' experiments, run with the command ``normtheory``."""

@@ -1,4 +1,4 @@
-"""What a recipe says of itself at the head of its YAML file."""
+"""The description of a recipe at the top of its YAML file."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +11,13 @@ class Recipe:
     """The section ``recipe`` of a YAML file.
 
     Args:
-        paper: whose experiment it is, such as "WN, Figure 1".
-        data: what it is trained on.
-        time: what one run takes at the settings of the file, on two cores.
-        figure: which of `figures.FIGURES` is drawn.
-        grid: option → values: what a sweep goes through where the user names no grid.
-        seeds: how many seeds a sweep takes of each.
-        reported: what the paper saw, for the caption.
+        paper: source of the experiment, such as "WN, Figure 1".
+        data: training data.
+        time: of one run with the settings of the file, on two cores.
+        figure: one of `figures.FIGURES`.
+        grid: option → values; the default grid of a sweep.
+        seeds: default number of seeds for each point of the grid.
+        reported: result in the paper, for the caption.
 
     Example:
         >>> Recipe(paper="WN, Figure 1", data="CIFAR-10", time="9 min", figure="weightnorm").seeds

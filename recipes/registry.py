@@ -1,4 +1,4 @@
-"""The recipes by name: one YAML file each, which opens with the commands that run it and a description."""
+"""Find recipes by name: one YAML file each, which begins with the commands that run it and a description."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ _FOLDER = Path(str(files(__package__))) / "configs"
 
 
 def names() -> list[str]:
-    """Every recipe.
+    """List the names of all recipes.
 
     Example:
         >>> "quickstart" in names()
@@ -25,10 +25,10 @@ def names() -> list[str]:
 
 
 def config_path(name: str) -> Path:
-    """The YAML file of a recipe.
+    """Return the YAML file of a recipe.
 
     Raises:
-        ValueError: with the nearest name, if there is none of that name.
+        ValueError: if there is no recipe of that name; the message suggests the nearest one.
 
     Example:
         >>> config_path("quickstrat")
@@ -42,7 +42,7 @@ def config_path(name: str) -> Path:
 
 
 def description(name: str) -> str:
-    """The comment at the top of a recipe, without the commands.
+    """Return the comment at the top of a recipe, without the commands.
 
     Example:
         >>> description("quickstart").split(",")[0]
@@ -59,10 +59,10 @@ def description(name: str) -> str:
 
 
 def recipe(name: str) -> Recipe:
-    """The section ``recipe`` of a recipe's YAML file.
+    """Read the section ``recipe`` of a recipe's YAML file.
 
     Raises:
-        ValueError: if it has none.
+        ValueError: if the section is missing.
 
     Example:
         >>> recipe("quickstart").data
@@ -71,12 +71,12 @@ def recipe(name: str) -> Recipe:
     config = _read(name)
     if "recipe" not in config:
         path = config_path(name)
-        raise ValueError(f"{path} has no section recipe. Give it one with at least paper, data, time and figure.")
+        raise ValueError(f"{path} has no section recipe. Add one with at least paper, data, time and figure.")
     return Recipe(**config["recipe"])
 
 
 def settings(name: str) -> dict[str, Any]:
-    """All other sections: what the file sets.
+    """Read all other sections: the settings of the run.
 
     Example:
         >>> settings("quickstart")["model"]["init_args"]["depth"]

@@ -1,4 +1,4 @@
-"""The valid name that is nearest to a misspelled one."""
+"""Suggest the valid name nearest to a misspelled one."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,7 +7,7 @@ __all__ = ["did_you_mean", "nearest_option"]
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """A sentence with the nearest of some names, with a space in front; empty if none is near.
+    """Return a sentence, after a space, that suggests the nearest name; empty if none is near.
 
     Example:
         >>> did_you_mean("rnu", ["list", "run"])
@@ -20,10 +20,10 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def nearest_option(option: str, known: Iterable[str]) -> str | None:
-    """The nearest of some dotted options.
+    """Find the nearest of several dotted options, or ``None``.
 
-    Among those of the same section only the last part counts: all of ``--trainer.*`` are alike otherwise. Then comes
-    an option of another section with the same last part, then whatever is spelled alike.
+    Within the same section compare only the last part, since all ``--trainer.*`` look alike otherwise. Then try an
+    option of another section with the same last part, then any with a similar spelling.
 
     Example:
         >>> known = ["--trainer.max_epochs", "--model.width", "--model.lr", "--output"]

@@ -1,4 +1,4 @@
-"""A recipe on Lightning's command line: its YAML file, then whatever options the user adds."""
+"""Run a recipe on Lightning's command line: its YAML file, then the user's options."""
 
 import argparse
 import os
@@ -22,22 +22,21 @@ from lightning_normtheory.view.terminal.epochs import epoch_table, legend
 __all__ = ["check_options", "fit"]
 
 _OUTPUT = "normtheory_runs"
-_HERE = "."  # the save_dir of a WandbLogger that was given none
+_HERE = "."  # the default save_dir of WandbLogger
 
 
 def fit(name: str, options: Sequence[str]) -> Trainer:
     """Train a recipe, then print its tables and draw its figure.
 
     Args:
-        name: of the recipe.
-        options: of the command line, such as ``["--trainer.max_epochs=5"]``.
+        name: the recipe.
+        options: command-line options, such as ``["--trainer.max_epochs=5"]``.
 
     Raises:
         ValueError: if there is no such recipe, or, as `OptionError`, an option is refused.
     """
-    # Nobody is asked for an account. WandbLogger(offline=True) would decide this for the whole process, whatever the
-    # user's environment says.
-    if "WANDB_SWEEP_ID" not in os.environ:  # an agent of W&B waits for its runs online
+    # Ask nobody for an account. WandbLogger(offline=True) would override the user's environment.
+    if "WANDB_SWEEP_ID" not in os.environ:  # a W&B agent expects its runs online
         os.environ.setdefault("WANDB_MODE", "offline")
     cli = _RecipeCLI(name, options)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.config.ckpt_path)
@@ -47,12 +46,12 @@ def fit(name: str, options: Sequence[str]) -> Trainer:
 
 
 def check_options(name: str, options: Sequence[str], own: Sequence[str] = ()) -> None:
-    """Read the options of a recipe as a run would, and leave it at that.
+    """Read the options of a recipe as a run would, without running it.
 
     Args:
-        name: of the recipe.
-        options: of the command line, such as ``["--trainer.max_epochs=5"]``.
-        own: options of the command itself, which may be meant where one is misspelled.
+        name: the recipe.
+        options: command-line options, such as ``["--trainer.max_epochs=5"]``.
+        own: options of the command itself, to suggest for a misspelled one.
 
     Raises:
         ValueError: if there is no such recipe, or, as `OptionError`, an option is refused.
@@ -62,19 +61,19 @@ def check_options(name: str, options: Sequence[str], own: Sequence[str] = ()) ->
         Traceback (most recent call last):
         lightning_normtheory.recipes.cli.option_errors.OptionError: There is no option --model.widht. Did you mean ...
     """
-    # The last one counts: no generator is seeded.
+    # The last value counts: no generator is seeded.
     _UnbuiltCLI(name, [*options, "--seed_everything=false"], own)
 
 
 class _SaveConfig(SaveConfigCallback):
-    """Beside the run's other files; the original writes to trainer.log_dir, which is "." for W&B."""
+    """Save the configuration with the run's other files; the original uses trainer.log_dir, which is "." for W&B."""
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         folder = run_file.folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         path = str(folder / "config.yaml")
-        self.parser.save(_elsewhere(self.config), path, skip_none=False, overwrite=True, multifile=False)
-        # Which images these are, a configuration does not know: others may have stood in.
+        self.parser.save(_without_output(self.config), path, skip_none=False, overwrite=True, multifile=False)
+        # The configuration does not say whether the embedded images replaced the data set.
         source = getattr(trainer.datamodule, "source", "")  # type: ignore[attr-defined]
         if source:
             (folder / "source.txt").write_text(f"{source}\n", encoding="utf-8")
@@ -92,7 +91,7 @@ class _RecipeCLI(LightningCLI):
             args=[*self._file, *self._options],
             save_config_callback=_SaveConfig,
             save_config_kwargs={"save_to_log_dir": False},
-            # An abbreviated option would be a misspelled one that nobody hears of.
+            # An abbreviation could be a misspelling that goes unnoticed.
             parser_kwargs={"prog": f"normtheory run {name}", "exit_on_error": False, "allow_abbrev": False},
         )
 
@@ -100,13 +99,12 @@ class _RecipeCLI(LightningCLI):
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="Resume from this checkpoint.")
         parser.add_argument("--output", type=str, default=_OUTPUT, help="The folder of all runs.")
         parser.add_class_arguments(Recipe, "recipe")
-        # The network fits the data, whatever they are.
+        # Adapt the network to the data.
         parser.link_arguments("data.features", "model.init_args.inputs", apply_on="instantiate")
         parser.link_arguments("data.number_of_classes", "model.init_args.classes", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        # Not the original: it warns where sys.argv has arguments too. They stay as they are, since Lightning starts
-        # further processes with them.
+        # The original warns if sys.argv has arguments, too. They must stay: Lightning starts other processes with them.
         try:
             self.config = parser.parse_args(args)
         except argparse.ArgumentError as error:
@@ -117,7 +115,7 @@ class _RecipeCLI(LightningCLI):
             super().instantiate_classes()
         except Exception as error:
             cause = _innermost(error)
-            if isinstance(cause, (ValueError, FileNotFoundError)) and _is_ours(cause):  # data that are not there
+            if isinstance(cause, (ValueError, FileNotFoundError)) and _is_ours(cause):  # such as missing data
                 raise OptionError(str(cause)) from error
             raise
 
@@ -127,19 +125,19 @@ class _RecipeCLI(LightningCLI):
         for arguments in _loggers(self.config):
             if arguments.save_dir in (None, _HERE):
                 arguments.save_dir = output
-            # Older WandbLoggers write to a temporary folder if theirs does not exist.
+            # An older WandbLogger writes to a temporary folder if its folder does not exist.
             Path(arguments.save_dir).mkdir(parents=True, exist_ok=True)
 
 
 def _loggers(config: Any) -> list[Any]:
-    """The arguments of all loggers that have a folder."""
+    """Return the arguments of all loggers that have a folder."""
     loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else [config.trainer.logger]
     arguments = [getattr(logger, "init_args", None) for logger in loggers]
     return [each for each in arguments if hasattr(each, "save_dir")]
 
 
-def _elsewhere(config: Any) -> Any:
-    """The settings without the place of this run: a repetition chooses its own."""
+def _without_output(config: Any) -> Any:
+    """Return the settings without the folder of this run, for a repetition elsewhere."""
     copy = config.clone()
     copy.output = _OUTPUT
     if copy.trainer.default_root_dir == config.output:
@@ -151,19 +149,19 @@ def _elsewhere(config: Any) -> Any:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What happened first: jsonargparse wraps what a class raises."""
+    """Return the first cause: jsonargparse wraps errors of the classes that it builds."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return error
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether a class of the recipes raised it. Of other classes the traceback is wanted."""
+    """Tell whether a class of the recipes raised it. Errors of the user's classes keep their traceback."""
     return Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(__file__).parent.parent)
 
 
 class _UnbuiltCLI(_RecipeCLI):
-    """Reads its arguments and builds nothing."""
+    """Read the arguments and build nothing."""
 
     def before_instantiate_classes(self) -> None:
         pass
@@ -175,7 +173,7 @@ class _UnbuiltCLI(_RecipeCLI):
 def _report(trainer: Trainer, recipe: Recipe, name: str) -> None:
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
-        wandb.finish()  # Lightning leaves it open
+        wandb.finish()  # Lightning does not
     path = run_file.folder(trainer) / "normtheory.jsonl"
     if not path.exists():
         return
@@ -184,10 +182,10 @@ def _report(trainer: Trainer, recipe: Recipe, name: str) -> None:
     console.print(epoch_table(histories[0]))
     console.print(legend(histories[0]), highlight=False)
     if report := _write_report(histories, path.parent):
-        console.print(f"\nThe report, for a browser: {report.resolve().as_uri()}", soft_wrap=True)
+        console.print(f"\nReport, for a browser: {report.resolve().as_uri()}", soft_wrap=True)
     console.print(f"Every number of this run: {path}", soft_wrap=True)
     if figure := _draw(recipe, name, path.parent):
-        console.print(f"The figure: {figure}", soft_wrap=True)
+        console.print(f"Figure: {figure}", soft_wrap=True)
 
 
 def _write_report(histories: Sequence[History], folder: Path) -> Path | None:
@@ -195,18 +193,18 @@ def _write_report(histories: Sequence[History], folder: Path) -> Path | None:
 
     try:
         return write_report(histories, folder / "report.html")
-    except Exception as error:  # noqa: BLE001  # as of the figure
+    except Exception as error:  # noqa: BLE001  # as for the figure
         print(f"normtheory: the report could not be written: {error}", file=sys.stderr)
         return None
 
 
 def _draw(recipe: Recipe, name: str, folder: Path) -> Path | None:
-    """The PNG of a run; ``None`` if that failed."""
+    """Draw the figure of a run and return its PNG; ``None`` if that fails."""
     from lightning_normtheory.recipes import figures  # matplotlib takes seconds to import
-    from lightning_normtheory.record import run  # matplotlib takes seconds to import
+    from lightning_normtheory.record import run
 
     try:
         return figures.draw(recipe, name, [run.read_run(folder)], folder)[0]
-    except Exception as error:  # noqa: BLE001  # the training is done, whatever happens to its picture
+    except Exception as error:  # noqa: BLE001  # the run itself has succeeded
         print(f"normtheory: the figure could not be drawn: {error}", file=sys.stderr)
         return None

@@ -1,8 +1,8 @@
-"""Why the options of a recipe are refused, in a line.
+"""Explain in one line why an option of a recipe is refused.
 
-jsonargparse puts its usage in front of every error, hundreds of lines here, and names no near option. What it says of a
-value differs from version to version; which option it refuses can be found without reading that: the first one behind
-the longest beginning that it accepts.
+jsonargparse prints its usage before every error, hundreds of lines here, and suggests no option. Its message about a
+value differs between versions. The refused option can be found without it: the first one after the longest prefix of
+the command line that it accepts.
 """
 
 import argparse
@@ -21,11 +21,11 @@ _PLAIN = frozenset({int, float, bool, str, NoneType})
 
 
 class OptionError(ValueError):
-    """An option that a recipe does not have, or a value that the option does not take."""
+    """An unknown option of a recipe, or an invalid value of an option."""
 
 
 def normal_form(options: Sequence[str]) -> list[str]:
-    """Each option with its value in one word.
+    """Write each option and its value in one word.
 
     Example:
         >>> normal_form(["--model.width", "64", "--trainer.logger=false", "--print_config"])
@@ -41,14 +41,14 @@ def normal_form(options: Sequence[str]) -> list[str]:
 
 
 def explain(parser: Any, config: Sequence[str], options: Sequence[str], message: str, own: Sequence[str] = ()) -> str:
-    """What is wrong with options that a parser of LightningCLI refused; the last line says it all.
+    """Explain what is wrong with options that a parser of LightningCLI refused; the last line is a summary.
 
     Args:
         parser: raises `argparse.ArgumentError`.
-        config: the arguments in front of the options, which name the recipe's file.
+        config: the arguments before the options, which name the recipe's file.
         options: in their `normal_form`.
-        message: of the error.
-        own: options of the command itself, which may be meant.
+        message: the parser's error message.
+        own: options of the command itself, to suggest as well.
     """
     options = [option for option in options if not option.startswith("--print_config")]
     for end in reversed(range(len(options))):
@@ -64,27 +64,28 @@ def _explain(refused: str, known: Mapping[str, Any], message: str, own: Sequence
     option, equals, value = refused.partition("=")
     option = option.replace(".init_args", "").removesuffix("+")
     if not option.startswith("--"):
-        return f"Expected options behind the name of the recipe, such as --trainer.max_epochs=5, got {refused!r}."
+        return f"Expected options after the name of the recipe, such as --trainer.max_epochs=5, got {refused!r}."
     if option not in known:
         near = nearest_option(option, [*known, *own])
         hint = f"Did you mean {near}?" if near else _of_section(option, known)
         return f"There is no option {option}. {hint}".rstrip()
     if not equals:
-        return f"{option} expects a value{_type(known[option], ' of type ')}, got none."
+        return f"{option} expects {_type(known[option]) or 'a value'}, got nothing."
     if choices := _choices(known[option]):
-        return f"{option} does not take {value!r}: it is one of {', '.join(choices)}.{did_you_mean(value, choices)}"
-    wrong = f"{option} does not take {value!r}{_type(known[option], ': it expects ')}."
-    return wrong if _is_plain(known[option]) else f"{message.strip()}\n{wrong}"
+        return f"{option} expects one of {', '.join(choices)}, got {value!r}.{did_you_mean(value, choices)}"
+    expected = _type(known[option])
+    summary = f"{option} expects {expected}, got {value!r}." if expected else f"{option} does not accept {value!r}."
+    return summary if _is_plain(known[option]) else f"{message.strip()}\n{summary}"
 
 
 def _of_section(option: str, known: Mapping[str, Any]) -> str:
     section = option.rpartition(".")[0]
     names = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
-    return f"{section} has: {', '.join(sorted(names))}." if names else ""
+    return f"Options of {section}: {', '.join(sorted(names))}." if names else ""
 
 
 def _known(parser: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Option → type: those of the parser, and of the classes that a configuration names."""
+    """Map options to types: those of the parser, and of the classes in a configuration."""
     known = _types(parser)
     for key, class_path in _classes(config):
         module, _, name = class_path.rpartition(".")
@@ -95,7 +96,7 @@ def _known(parser: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _types(parser: Any) -> dict[str, Any]:
-    # Of jsonargparse's actions, some have the type as `_typehint`, with a `type` that is None.
+    # Some actions of jsonargparse keep the type in `_typehint` and have `type` None.
     return {
         option: getattr(action, "_typehint", action.type)
         for option, action in parser._option_string_actions.items()
@@ -104,7 +105,7 @@ def _types(parser: Any) -> dict[str, Any]:
 
 
 def _classes(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """The classes in a configuration with the options that set their arguments; of a list, those of the last item.
+    """Yield the classes in a configuration with the options that set their arguments; of a list, only the last item.
 
     Example:
         >>> list(_classes({"trainer": {"callbacks": [{"class_path": "a.B"}, {"class_path": "a.C"}]}, "seed": 0}))
@@ -121,7 +122,7 @@ def _classes(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The values of a type that lists them.
+    """Return the values of a `Literal`, else nothing.
 
     Example:
         >>> _choices(Literal["mnist", "cifar10"]), _choices(int)
@@ -131,7 +132,7 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Whether a type says all there is to say of a value that is not of it.
+    """Tell whether naming the type explains enough why a value is refused.
 
     Example:
         >>> _is_plain(int), _is_plain(int | None), _is_plain(list[int])
@@ -141,14 +142,14 @@ def _is_plain(annotation: Any) -> bool:
     return _PLAIN.issuperset(get_args(annotation) if union else [annotation])
 
 
-def _type(annotation: Any, before: str) -> str:
-    """A type as a user reads it; empty if it is not known.
+def _type(annotation: Any) -> str:
+    """Format a type for a user; empty if it is unknown.
 
     Example:
         >>> import pathlib
-        >>> _type(int, "expects "), _type(list[pathlib.Path], "expects "), _type(None, "expects ")
-        ('expects int', 'expects list[Path]', '')
+        >>> _type(int), _type(list[pathlib.Path]), _type(None)
+        ('int', 'list[Path]', '')
     """
     if annotation is None:
         return ""
-    return before + re.sub(r"(\w+\.)+", "", inspect.formatannotation(annotation))
+    return re.sub(r"(\w+\.)+", "", inspect.formatannotation(annotation))

@@ -1,1 +1,1 @@
-"""A recipe trained at every point of a grid."""
+"""Train a recipe at every point of a grid."""

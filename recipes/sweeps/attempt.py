@@ -1,7 +1,7 @@
-"""A try at one run of a sweep, in a process of its own.
+"""Try one run of a sweep in its own process.
 
-It works in a folder below ``unfinished``, which is moved to the place of the run, in one step, when the process has
-ended well. So whatever stops a sweep, a folder that is in its place is a finished run.
+The run works in a folder below ``unfinished``. When the process succeeds, that folder is moved to its final place in
+one step. So whatever stops a sweep, a folder in its final place is a finished run.
 """
 
 import os
@@ -25,7 +25,7 @@ _UNFINISHED = "unfinished"
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run whose process was started; see `attempt`."""
+    """A run whose process has started; see `attempt`."""
 
     run: PlannedRun
     folder: Path
@@ -42,20 +42,20 @@ class Attempt:
 
     @property
     def failed_log(self) -> Path:
-        """Where the log of a failed attempt stays until the next one has ended."""
+        """Path of the log of a failed attempt, kept until the next attempt ends."""
         return self.run.folder.parent / "failed" / f"{self.run.folder.name}.txt"
 
     def stop(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all processes that it started."""
         lifeline.end(self.process)
 
     def settle(self) -> str:
-        """Put the folder of an ended attempt in its place, or keep the log alone.
+        """Move the folder of an ended attempt to its final place; of a failed one, keep only the log.
 
         Returns:
-            Why the run is not finished; empty if it is.
+            The reason if the run failed, else an empty string.
         """
-        self.stop()  # what it may have left behind
+        self.stop()  # processes that it may have left behind
         problem = _problem(self.process.returncode, self.folder)
         if problem:
             self.failed_log.parent.mkdir(exist_ok=True)
@@ -68,12 +68,12 @@ class Attempt:
 
 
 def attempt(run: PlannedRun, environment: Mapping[str, str]) -> Attempt:
-    """Start a run. The command that repeats it by hand is in ``command.txt``, what it prints in ``log.txt``."""
-    # A name that no other attempt has: what a dying process of a killed sweep still writes goes elsewhere.
+    """Start a run. ``command.txt`` holds the command that repeats it by hand, ``log.txt`` its output."""
+    # A unique name: the dying process of a killed sweep may still write to its own folder.
     folder = run.folder.parent / _UNFINISHED / f"{run.folder.name}_{uuid.uuid4().hex[:8]}"
     folder.mkdir(parents=True)
     by_hand = shlex.join(["normtheory", "run", *run.arguments])
-    if "OMP_NUM_THREADS" in environment:  # other threads, other rounding
+    if "OMP_NUM_THREADS" in environment:  # the number of threads changes the rounding
         by_hand = f"OMP_NUM_THREADS={environment['OMP_NUM_THREADS']} {by_hand}"
     (folder / "command.txt").write_text(f"cd {shlex.quote(os.getcwd())} && {by_hand}\n", encoding="utf-8")
     begin = time.monotonic()
@@ -82,7 +82,7 @@ def attempt(run: PlannedRun, environment: Mapping[str, str]) -> Attempt:
 
 
 def command(arguments: Sequence[str], output: Path) -> list[str]:
-    """What starts a run.
+    """Return the command that starts a run.
 
     Example:
         >>> command(["quickstart", "--seed_everything=0"], Path("here"))[1:]
@@ -92,7 +92,7 @@ def command(arguments: Sequence[str], output: Path) -> list[str]:
 
 
 def clear(folder: Path) -> None:
-    """Remove what stopped attempts have left in the folder of a sweep."""
+    """Remove the remains of stopped attempts from the folder of a sweep."""
     shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
 
 
@@ -102,5 +102,5 @@ def _problem(code: int, folder: Path) -> str:
     if code > 0:
         return f"exit code {code}"
     if not any(folder.rglob("normtheory.jsonl")):
-        return "it wrote no normtheory.jsonl: trainer.callbacks needs one of lightning_normtheory.callbacks"
+        return "no normtheory.jsonl was written: add a callback of lightning_normtheory.callbacks to trainer.callbacks"
     return ""

@@ -1,4 +1,4 @@
-"""The grid of a sweep: which options take which values."""
+"""Parse the grid of a sweep: options and their values."""
 
 import itertools
 import json
@@ -16,12 +16,12 @@ _CLOSING = {"[": "]", "{": "}"}
 
 
 def parse(items: Sequence[str]) -> dict[str, list[str]]:
-    """The options of a grid and their values, as text.
+    """Parse the options of a grid and their values, as text.
 
-    A comma inside brackets, braces or quotes belongs to the value. A value that is quoted as a whole loses its quotes.
+    A comma inside brackets, braces or quotes belongs to the value. Quotes around a whole value are removed.
 
     Raises:
-        ValueError: if an item is not OPTION=VALUE,VALUE,..., or an option or one of its values comes twice.
+        ValueError: if an item is not OPTION=VALUE,VALUE,..., or repeats an option or a value.
 
     Example:
         >>> parse(["model.width=64,256", "data.transforms=[a,b],null"])
@@ -34,16 +34,16 @@ def parse(items: Sequence[str]) -> dict[str, list[str]]:
         if not equals or not option.replace(".", "_").isidentifier():
             raise ValueError(f"{_EXAMPLE}, got {item!r}.")
         if option in grid:
-            raise ValueError(f"The grid has {option} twice. Write all of its values in one item: {option}=1,2,3.")
+            raise ValueError(f"The grid has {option} twice. Write all its values in one item: {option}=1,2,3.")
         grid[option] = [_unquote(value, item) for value in _split(values, item)]
         for value in grid[option]:
             if grid[option].count(value) > 1:
-                raise ValueError(f"The value {value!r} comes twice in {item!r}. Leave one of them out.")
+                raise ValueError(f"{item!r} has the value {value!r} twice. Remove one.")
     return grid
 
 
 def points(grid: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Every choice of one value for each option; the last option changes fastest.
+    """List every choice of one value per option; the last option changes fastest.
 
     Example:
         >>> points({"model.width": ["64", "256"], "data.d": ["1"]})
@@ -55,7 +55,7 @@ def points(grid: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
 
 
 def text(value: Any) -> str:
-    """A value of a YAML file as it is written on the command line.
+    """Format a value of a YAML file for the command line.
 
     Example:
         >>> [text(value) for value in (64, 1e-05, True, None, "relu", [1, None])]
@@ -67,10 +67,10 @@ def text(value: Any) -> str:
 def complete(
     recipe: Recipe, grid: Mapping[str, Sequence[Any]], seeds: int | None, options: Sequence[str]
 ) -> tuple[dict[str, list[str]], int]:
-    """The grid, as text, and the number of seeds that a sweep takes: the recipe's own where the user names none.
+    """Return the grid, as text, and the number of seeds; where the user gives none, those of the recipe.
 
     Raises:
-        ValueError: if there is no run, or the sweep would set an option that the user has set.
+        ValueError: if there is no run, or the user has set an option that the sweep sets.
 
     Example:
         >>> recipe = Recipe(paper="", data="", time="", figure="", grid={"model.width": [64, 256]}, seeds=3)
@@ -78,7 +78,7 @@ def complete(
         ({'model.width': ['64', '256']}, 3)
         >>> complete(recipe, {}, None, ["--model.width", "8"])
         Traceback (most recent call last):
-        ValueError: --model.width is in the grid and among the options. Leave it out of one of them.
+        ValueError: --model.width is in the grid and among the options. Remove one.
     """
     texts = {option: [text(value) for value in values] for option, values in (grid or recipe.grid).items()}
     seeds = recipe.seeds if seeds is None else seeds
@@ -90,12 +90,12 @@ def complete(
             raise ValueError(f"A sweep sets {option} of each run itself: {remedy}.")
     for option in texts:
         if f"--{option}" in given:
-            raise ValueError(f"--{option} is in the grid and among the options. Leave it out of one of them.")
+            raise ValueError(f"--{option} is in the grid and among the options. Remove one.")
     return texts, seeds
 
 
 def _split(values: str, item: str) -> list[str]:
-    """Split at the commas that are outside of brackets and quotes. As in YAML, a quote counts where a value begins."""
+    """Split at commas outside brackets and quotes. As in YAML, a quote counts only at the beginning of a value."""
     parts, expected, quote, before, escaped = [""], "", "", ",", False
     for sign in values:
         if sign == "," and not expected and not quote:
@@ -105,7 +105,7 @@ def _split(values: str, item: str) -> list[str]:
         parts[-1] += sign
         if quote:
             if sign == quote and not escaped:
-                quote, before = "", ","  # the next quote in 'it''s' goes on with it
+                quote, before = "", ","  # the next quote in 'it''s' continues it
             escaped = quote == '"' and sign == "\\" and not escaped
         elif sign in "\"'" and before in (",[{:" if expected else ","):
             quote = sign
@@ -115,17 +115,17 @@ def _split(values: str, item: str) -> list[str]:
                 expected = _CLOSING[sign] + expected
             elif sign in "]}":
                 if not expected.startswith(sign):
-                    raise ValueError(f"There is a {sign} that nothing opens in {item!r}. {_EXAMPLE}.")
+                    raise ValueError(f"Unmatched {sign} in {item!r}. {_EXAMPLE}.")
                 expected = expected[1:]
     if expected or quote:
-        raise ValueError(f"The {quote or expected[0]} that closes a value is missing in {item!r}. {_EXAMPLE}.")
+        raise ValueError(f"Missing {quote or expected[0]} in {item!r}. {_EXAMPLE}.")
     return parts
 
 
 def _unquote(value: str, item: str) -> str:
     value = value.strip()
     if not value:
-        raise ValueError(f"There is an empty value in {item!r}; write '' for an empty text. {_EXAMPLE}.")
+        raise ValueError(f"Empty value in {item!r}; write '' for an empty string. {_EXAMPLE}.")
     if value[0] not in "\"'":
         return value
     try:
@@ -133,5 +133,5 @@ def _unquote(value: str, item: str) -> str:
     except yaml.YAMLError:
         unquoted = None
     if not isinstance(unquoted, str):
-        raise ValueError(f"The quotes of {value} in {item!r} do not enclose a whole value. {_EXAMPLE}.")
+        raise ValueError(f"The quotes in {value} of {item!r} do not enclose the whole value. {_EXAMPLE}.")
     return unquoted

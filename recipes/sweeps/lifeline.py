@@ -1,7 +1,7 @@
-"""A run that does not outlive the sweep that started it, whatever ends the sweep.
+"""End a run when the sweep that started it ends, for whatever reason.
 
-The standard input of the run is a pipe that nobody writes to. The operating system closes it when the sweep is gone,
-also after SIGKILL, and a thread of the run takes that as its end.
+The standard input of the run is a pipe that is never written to. When the sweep ends, even by SIGKILL, the operating
+system closes the pipe, and a thread of the run then ends the run.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _VARIABLE = "NORMTHEORY_LIFELINE"
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a command in a process group of its own; what it prints goes to a file."""
+    """Start a command in its own process group; write its output to a file."""
     with log.open("wb") as file:
         return subprocess.Popen(
             command,
@@ -32,9 +32,9 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a started command with all that it started, such as the other ranks of DDP; it may have ended by itself."""
+    """End a command, if it still runs, and the processes that it started, such as the other ranks of DDP."""
     if os.name == "posix":
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the second is macOS' word for an ended group
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the second for an ended group
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
@@ -44,7 +44,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def watch() -> None:
-    """In a run that `start` started: end this process and its group when the sweep is gone. Elsewhere: nothing."""
+    """End this process and its group when the sweep ends. Without effect in a process that `start` did not start."""
     if _VARIABLE in os.environ and _stdin_is_a_pipe():
         threading.Thread(target=_wait, name="lifeline", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep: how each is called, and the folder that holds it once it is finished."""
+"""Plan the runs of a sweep: their names, arguments and folders."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from lightning_normtheory.recipes.sweeps.grid import points
 
 __all__ = ["PlannedRun", "fingerprint", "plan"]
 
-_LENGTH = 80  # of the readable part of a folder's name: file systems allow 255 bytes, some systems a path of 260
+_LENGTH = 80  # of the readable part of a folder name; file systems allow 255 bytes, some systems a path of 260
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class PlannedRun:
     """One point of the grid with one seed.
 
     Args:
-        label: the point and the seed, for people.
+        label: the point and the seed, for display.
         arguments: of ``normtheory run``, without the output folder.
-        folder: is there if and only if the run is finished.
+        folder: exists if and only if the run is finished.
     """
 
     label: str
@@ -34,7 +34,7 @@ class PlannedRun:
 def plan(
     name: str, grid: Mapping[str, Sequence[str]], seeds: int, options: Sequence[str], folder: Path
 ) -> list[PlannedRun]:
-    """Every run of a sweep. The order of the options in the grid does not matter to a run and to its folder.
+    """List the runs of a sweep. Runs and folders do not depend on the order of the options in the grid.
 
     Example:
         >>> first, second = plan("quickstart", {"model.width": ["64"]}, 2, ["--data.limit=100"], Path("here"))
@@ -55,9 +55,9 @@ def plan(
 
 
 def fingerprint(arguments: Sequence[str]) -> str:
-    """Eight digits that stand for what the recipe's file sets, the options, and the YAML or JSON files that these name.
+    """Hash the settings of the recipe's file, the options, and the YAML or JSON files that these name: eight digits.
 
-    Comments and what the file says of itself do not count: they change no run.
+    Comments and the section ``recipe`` do not count: they change no run.
 
     Args:
         arguments: the recipe, then the options.
@@ -75,7 +75,7 @@ def fingerprint(arguments: Sequence[str]) -> str:
 
 
 def _safe(label: Sequence[str]) -> str:
-    """A name for every file system.
+    """Make a name that is valid in every file system.
 
     Example:
         >>> _safe(["data.root=C:/images", "trainer.callbacks=[a, b]"])

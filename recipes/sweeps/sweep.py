@@ -1,4 +1,4 @@
-"""A grid of runs, each in a process of its own: ``normtheory sweep``."""
+"""Run a grid, each run in its own process."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from lightning_normtheory.recipes.sweeps.plan import PlannedRun, fingerprint, pl
 
 __all__ = ["sweep"]
 
-_TAIL = 15  # lines of a failed run's log that are shown
+_TAIL = 15  # lines shown of a failed run's log
 
 
 def sweep(
@@ -32,15 +32,15 @@ def sweep(
     """Run a recipe at every point of a grid with every seed, then draw its figure. Finished runs are not repeated.
 
     Args:
-        name: of the recipe.
-        grid: option → values; empty: the recipe's own.
-        seeds: each point runs with the seeds 0 to seeds − 1; ``None``: as many as the recipe says.
-        jobs: so many runs at a time.
-        options: of every run.
-        output: the sweep is in the folder ``sweeps/<name>-<hash of the options>`` of this one, which any grid shares.
+        name: the recipe.
+        grid: option → values; if empty, the recipe's grid.
+        seeds: run each point with the seeds 0 to seeds − 1; ``None``: the recipe's number.
+        jobs: number of parallel runs.
+        options: for every run.
+        output: the runs go to its folder ``sweeps/<name>-<hash of the options>``, whatever the grid.
 
     Returns:
-        The exit code: 0, 1 if a run failed, 2 if nothing could be started, 130 or 143 after SIGINT or SIGTERM.
+        The exit code: 0, 1 if a run failed, 2 if nothing was started, 130 or 143 after SIGINT or SIGTERM.
     """
     try:
         group = f"{name}-{fingerprint([name, *options])}"
@@ -54,20 +54,20 @@ def sweep(
         print(f"normtheory: {error}", file=sys.stderr)
         return 2
     with held:
-        clear(folder)  # what a sweep that was killed has left
+        clear(folder)  # remains of a killed sweep
         print(f"{len(runs)} run{'s' * (len(runs) > 1)} in {folder}", flush=True)
         stopped = _run(runs, jobs, group)
         clear(folder)
         finished = [run.folder for run in runs if run.folder.is_dir()]
         if stopped:
-            goal = f"{len(finished)} of {len(runs)} runs are finished"
-            print(f"Stopped; {goal}. The same command goes on with the others.", file=sys.stderr)
+            done = f"{len(finished)} of {len(runs)} runs are finished"
+            print(f"Stopped; {done}. Repeat the command to run the rest.", file=sys.stderr)
             return 128 + stopped
         return _conclude(name, len(runs), finished, folder)
 
 
 def _run(runs: Sequence[PlannedRun], jobs: int, group: str) -> int:
-    """Until all have ended, or a signal came: its number, otherwise 0."""
+    """Run until all have ended or a signal arrives; return its number, or 0."""
     progress = _Progress(runs)
     waiting = []
     for run in runs:
@@ -76,9 +76,9 @@ def _run(runs: Sequence[PlannedRun], jobs: int, group: str) -> int:
         else:
             waiting.append(run)
     running: list[Attempt] = []
-    with _signals() as came:
+    with _signals() as received:
         try:
-            while (waiting or running) and not came:
+            while (waiting or running) and not received:
                 while waiting and len(running) < jobs:
                     run = waiting.pop(0)
                     running.append(attempt(run, _environment(run, jobs, group)))
@@ -89,11 +89,11 @@ def _run(runs: Sequence[PlannedRun], jobs: int, group: str) -> int:
         finally:
             for one in running:
                 one.stop()
-    return came[0] if came else 0
+    return received[0] if received else 0
 
 
 class _Progress:
-    """A line for each run that has ended."""
+    """Print a line for each run that has ended."""
 
     def __init__(self, runs: Sequence[PlannedRun]) -> None:
         self._total = len(runs)
@@ -117,33 +117,33 @@ class _Progress:
 
 
 def _environment(run: PlannedRun, jobs: int, group: str) -> dict[str, str]:
-    """That of a run; what the user has set stays."""
+    """Return the environment of a run; the user's settings take precedence."""
     defaults = {
         "WANDB_MODE": "offline",
         "WANDB_RUN_GROUP": group,
         "WANDB_NAME": run.label[:128],
         "PYTHONUNBUFFERED": "1",  # the log can be followed
     }
-    if jobs > 1:  # a single run takes as many threads as it takes by hand
+    if jobs > 1:  # a single run uses as many threads as when started by hand
         defaults["OMP_NUM_THREADS"] = str(max(1, _cores() // jobs))
     return {**defaults, **os.environ}
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """The numbers of the SIGINT and SIGTERM that come. Those that are ignored stay so, as in a shell's background."""
-    came: list[int] = []
+    """Collect the numbers of received SIGINT and SIGTERM. Ignored signals stay ignored, as in a shell's background."""
+    received: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     caught = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     for number in caught:
-        signal.signal(number, lambda number, frame: came.append(number))
+        signal.signal(number, lambda number, frame: received.append(number))
     try:
-        yield came
+        yield received
     finally:
         for number, handler in caught.items():
             signal.signal(number, handler)
@@ -152,20 +152,20 @@ def _signals() -> Iterator[list[int]]:
 def _tail(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 2**16))
-        lines = file.read().decode(errors="replace").splitlines()  # also at the returns of a progress bar
+        lines = file.read().decode(errors="replace").splitlines()  # carriage returns of a progress bar end a line, too
     return "\n".join(f"    {line}" for line in [line for line in lines if line.strip()][-_TAIL:])
 
 
 def _conclude(name: str, total: int, finished: Sequence[Path], folder: Path) -> int:
     failed = total - len(finished)
     if failed:
-        figure = "The figure is of the others." if finished else "There is no figure."
-        print(f"{failed} of {total} runs failed. {figure} The same command tries them again.", file=sys.stderr)
+        figure = "The figure shows the rest." if finished else "There is no figure."
+        print(f"{failed} of {total} runs failed. {figure} Repeat the command to try them again.", file=sys.stderr)
     drawn = not finished or _draw(name, finished, folder)
     if finished:
         _write_report(finished, folder)
     if any(any(run.glob("wandb/offline-run-*")) for run in finished):
-        print(f"To bring the runs to W&B: wandb sync {shlex.quote(str(folder))}/*/wandb/offline-run-*")
+        print(f"To upload the runs to W&B: wandb sync {shlex.quote(str(folder))}/*/wandb/offline-run-*")
     return int(failed > 0 or not drawn)
 
 
@@ -175,7 +175,7 @@ def _draw(name: str, finished: Sequence[Path], folder: Path) -> bool:
 
     try:
         paths = figures.draw(registry.recipe(name), name, [read_run(run) for run in finished], folder)
-    except ValueError as error:  # such as a figure of what these options do not measure
+    except ValueError as error:  # such as a figure of quantities that these options do not measure
         print(f"normtheory: the runs are finished, but there is no figure: {error}", file=sys.stderr)
         return False
     print(*paths, sep="\n")

@@ -1,4 +1,4 @@
-"""The grid of a sweep as a sweep of W&B, whose agents run it on as many machines as there are."""
+"""Write a grid as a W&B sweep, whose agents run it on any number of machines."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,31 +16,31 @@ __all__ = ["write"]
 def write(
     path: str | Path, name: str, grid: Mapping[str, Sequence[Any]], seeds: int | None, options: Sequence[str]
 ) -> None:
-    """Write the configuration file of a W&B sweep with the runs of `sweep.sweep`.
+    """Write the configuration file of a W&B sweep with the same runs as `sweep.sweep`.
 
     Args:
-        path: of the file, which is replaced.
-        name: of the recipe.
-        grid: option → values; empty: the recipe's own.
-        seeds: each point runs with the seeds 0 to seeds − 1; ``None``: as many as the recipe says.
-        options: of every run.
+        path: the file; it is overwritten.
+        name: the recipe.
+        grid: option → values; if empty, the recipe's grid.
+        seeds: run each point with the seeds 0 to seeds − 1; ``None``: the recipe's number.
+        options: for every run.
 
     Raises:
-        ValueError: if there is no such recipe, or the options do not go with the grid.
+        ValueError: if there is no such recipe, or the options conflict with the grid.
     """
     texts, seeds = complete(registry.recipe(name), grid, seeds, options)
-    values = {option: [_typed(value) for value in those] for option, those in texts.items()}
+    values = {option: [_typed(value) for value in choices] for option, choices in texts.items()}
     config = {
         "name": name,
         "project": _project(name),
-        "program": "normtheory",  # the agent wants one, also where the command does without
+        "program": "normtheory",  # the agent requires one, although the command does not use it
         "method": "grid",
         "parameters": {
-            option: {"values": those} for option, those in {**values, "seed_everything": [*range(seeds)]}.items()
+            option: {"values": choices} for option, choices in {**values, "seed_everything": [*range(seeds)]}.items()
         },
         "command": ["normtheory", "run", name, *options, "${args}"],
     }
-    head = f"# wandb sweep {path}\n# wandb agent ID    (printed by the first; several agents share the runs)\n"
+    head = f"# wandb sweep {path}\n# wandb agent ID    (the first prints the ID; several agents share the runs)\n"
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(head + yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
@@ -50,10 +50,10 @@ def _project(name: str) -> str:
 
 
 def _typed(value: str) -> int | float | bool | str:
-    """Numbers and booleans as such, which W&B can draw axes of.
+    """Convert numbers and booleans, for which W&B can draw axes.
 
-    W&B writes a value on the command line as Python prints it. None and what is in lists would not be read back so,
-    and stay text.
+    W&B writes a value on the command line as Python prints it. None and lists could not be read back from that, so they
+    stay strings.
 
     Example:
         >>> [_typed(value) for value in ("64", "1e-3", "true", "null", "[1,null]", "007")]

@@ -34,20 +34,20 @@ from support.cli_cases import refusal
         ("run quickstart --lr=5", "Did you mean --model.lr?"),
         ("run quickstart --hlep", "Did you mean --help?"),
         ("run quickstart --nothing.like.it=5", "There is no option --nothing.like.it."),
-        ("run quickstart --model.zzz=5", "There is no option --model.zzz. --model has: "),
-        ("run quickstart --model.width abc", "--model.width does not take 'abc': it expects int."),
+        ("run quickstart --model.zzz=5", "There is no option --model.zzz. Options of --model: "),
+        ("run quickstart --model.width abc", "--model.width expects int, got 'abc'."),
         (
             "run quickstart --trainer.max_epochs abc",
-            "--trainer.max_epochs does not take 'abc': it expects ",
+            "--trainer.max_epochs expects … int … , got 'abc'.",
         ),
         (
             "run quickstart --trainer.max_epochs",
-            "--trainer.max_epochs expects a value of type ",
+            "--trainer.max_epochs expects … int … , got nothing.",
         ),
-        ("run quickstart --model Nothing", "--model does not take 'Nothing': it expects "),
-        ("run quickstart -c nofile.yaml", "--config does not take 'nofile.yaml'."),
+        ("run quickstart --model Nothing", "--model expects … , got 'Nothing'."),
+        ("run quickstart -c nofile.yaml", "--config does not accept 'nofile.yaml'."),
         ("sweep quickstart --grid model.widht=1,2", "no option --model.widht. Did you mean --model.width?"),
-        ("sweep quickstart --grid model.depth=1 model.width=1,abc", "--model.width does not take 'abc'"),
+        ("sweep quickstart --grid model.depth=1 model.width=1,abc", "--model.width expects int, got 'abc'"),
         ("sweep quickstart --model.dept=1", "no option --model.dept. Did you mean --model.depth?"),
         ("sweep quickstart --sees 3", "no option --sees. Did you mean --seeds?"),
         ("sweep quickstart --seeds x", "argument --seeds: invalid int value: 'x'"),
@@ -57,7 +57,8 @@ from support.cli_cases import refusal
     ],
 )
 def test_the_last_line_says_what_is_wrong(arguments, last, swept, capsys):
-    assert last in refusal(capsys, *arguments.split())
+    line = refusal(capsys, *arguments.split())
+    assert all(part in line for part in last.split(" … "))
     assert swept == []
 
 

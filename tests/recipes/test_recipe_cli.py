@@ -20,9 +20,9 @@ def test_a_run_ends_with_its_tables_and_its_figure(capsys, monkeypatch):
     (folder,) = Path("there/quickstart").iterdir()
     assert out.splitlines()[-2:] == [
         f"Every number of this run: {folder / 'normtheory.jsonl'}",
-        f"The figure: {folder / 'quickstart.png'}",
+        f"Figure: {folder / 'quickstart.png'}",
     ]
-    assert f"The report, for a browser: {(folder / 'report.html').resolve().as_uri()}" in out
+    assert f"Report, for a browser: {(folder / 'report.html').resolve().as_uri()}" in out
     assert (folder / "report.html").exists()
     assert {path.name for path in folder.glob("quickstart.*")} == {
         f"quickstart.{x}" for x in ("png", "svg", "csv", "txt")
@@ -67,7 +67,7 @@ def test_a_figure_that_fails_does_not_fail_the_run(capsys):
     assert main(["run", "quickstart", *SMALL, "--trainer.logger=false", "--recipe.figure=none"]) == 0
     captured = capsys.readouterr()
     assert "normtheory: the figure could not be drawn: There is no figure 'none'." in captured.err
-    assert "The figure:" not in captured.out
+    assert "Figure:" not in captured.out
     assert captured.out.splitlines()[-1].startswith("Every number of this run: ")
 
 
@@ -79,7 +79,7 @@ def test_a_report_that_fails_does_not_fail_the_run(capsys, monkeypatch):
     assert main(["run", "quickstart", *SMALL, "--trainer.logger=false"]) == 0
     captured = capsys.readouterr()
     assert "normtheory: the report could not be written: [Errno 28] No space left on device" in captured.err
-    assert "The report" not in captured.out
+    assert "Report" not in captured.out
 
 
 def test_an_error_of_the_training_is_not_taken_for_a_refused_option(monkeypatch):

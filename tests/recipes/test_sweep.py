@@ -181,7 +181,7 @@ def test_a_failed_run_does_not_stop_the_others(child, capsys):
     assert out.count("failed after") == 4
     assert "[5/5]" in out
     assert "    the reason\n" in err
-    assert "4 of 5 runs failed. The figure is of the others." in err
+    assert "4 of 5 runs failed. The figure shows the rest." in err
     for reason in ("exit code 3", "signal 9", "no normtheory.jsonl"):
         assert reason in err
     logs = {path.name.split("_")[0]: path for path in (place() / "failed").iterdir()}
@@ -216,7 +216,7 @@ def test_a_stopped_sweep_ends_its_runs_and_says_how_to_go_on(child, capsys, numb
         assert sweep("quickstart", grid, 1, 1, [f"--signal={int(number)}"], "out") == 128 + number
     assert len(pids) == 2
     wait(lambda: not any(alive(pid) for pid in pids))  # the orphan's new parent may take its time
-    assert "1 of 2 runs are finished. The same command goes on" in capsys.readouterr().err
+    assert "1 of 2 runs are finished. Repeat the command to run the rest." in capsys.readouterr().err
     assert child == []
     assert set(folders()) == {"do=finish_seed=0"}
     assert not list(Path("out").rglob("unfinished"))
