@@ -185,9 +185,9 @@ def test_a_hostile_file_of_options_is_refused(capsys):
 
 
 def test_pickled_objects_in_the_place_of_the_embedded_images_are_refused(tmp_path, monkeypatch):
-    (tmp_path / "data").mkdir()
+    (tmp_path / "embedded").mkdir()
     arrays = {f"{kind}_{part}": np.array([Harm()], dtype=object) for kind in "xy" for part in ("train", "test")}
-    np.savez(tmp_path / "data" / "fashion_mnist_slice.npz", **arrays)
+    np.savez(tmp_path / "embedded" / "fashion_mnist_slice.npz", **arrays)
     monkeypatch.setattr(source, "files", lambda package: tmp_path)
     with pytest.raises(ValueError, match="allow_pickle=False"):
         source.embedded_images("train")

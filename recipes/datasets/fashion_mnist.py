@@ -1,4 +1,4 @@
-"""The data of the recipes."""
+"""The embedded Fashion-MNIST images as a data module."""
 
 import pytorch_lightning as pl
 import torch
@@ -10,13 +10,13 @@ __all__ = ["FashionMNISTSlice"]
 
 
 class FashionMNISTSlice(pl.LightningDataModule):
-    """2000 training and 500 validation images of Fashion-MNIST that come with this package.
+    """2000 training and 500 validation images of Fashion-MNIST, included in this package.
 
-    Each image is a vector of unit norm, as the theorems of WN assume their inputs.
+    Each image is a vector of unit norm, as the theorems of WN assume.
 
     Args:
         batch_size: of both loaders.
-        limit: use only the first so many training images.
+        limit: number of training images to use, from the first on.
 
     Example:
         >>> data = FashionMNISTSlice(batch_size=100)

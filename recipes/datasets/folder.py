@@ -1,4 +1,4 @@
-"""Folders of image files, one for each class."""
+"""Read folders of image files, one folder per class."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,29 +14,29 @@ from lightning_normtheory.recipes.datasets.source import Part, Shape, Source, pa
 
 __all__ = ["image_folder"]
 
-# Pillow goes by the content, whatever the ending: of all its formats, PostScript is a program that it would run.
+# Pillow ignores the file name: without this list it would run a PostScript program that is named .png.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 def image_folder(title: str, train: Path, validation: Path) -> Source:
-    """Images by class, numbered as `torchvision.datasets.ImageFolder` does it."""
+    """Find the images of each class; number classes as `torchvision.datasets.ImageFolder` does."""
     classes = _class_names(train)
     unknown = sorted(set(_class_names(validation)) - set(classes))
     if unknown:
         raise ValueError(
             f"Expected in {validation.absolute()} only classes of {train.absolute()}: {', '.join(classes)}; but found"
-            f" {', '.join(unknown)}. Rename or remove it."
+            f" {', '.join(unknown)}. Rename or remove these folders."
         )
     listed = {True: _list_files(train, classes), False: _list_files(validation, classes)}
     for training, folder in ((True, train), (False, validation)):
         if not listed[training]:
             raise FileNotFoundError(
                 f"Expected image files CLASS/* in {folder.absolute()}, but found none ({', '.join(IMG_EXTENSIONS)})."
-                " Put them there, a folder for each class, or name another place: --data.root DIR"
+                " Put them there, one folder per class, or choose another folder: --data.root DIR"
             )
     first = listed[True][0][0]
-    # Gray only if all are: that is known as soon as one is not.
-    channels = 1 if all(_is_grey(path) for path, _ in listed[True]) else 3
+    # Gray only if all are; the search stops at the first one in color.
+    channels = 1 if all(_is_gray(path) for path, _ in listed[True]) else 3
     height, width = _pixels(first, channels).shape[1:]
     shape = (channels, height, width)
     return Source(title, shape, len(classes), partial(_folder_part, listed, shape))
@@ -68,19 +68,19 @@ def _read_files(paths: Sequence[Path], shape: Shape, indices: Tensor, size: int 
         if size is None and pixels.shape != shape:
             raise ValueError(
                 f"Expected images of {height} × {width} pixels, the size of the first one, but {paths[index]} has"
-                f" {pixels.shape[1]} × {pixels.shape[2]}. Make them one size: --data.size {min(height, width)}"
+                f" {pixels.shape[1]} × {pixels.shape[2]}. Resize all images: --data.size {min(height, width)}"
             )
         image.copy_(resized(pixels[None], size)[0])
     return images
 
 
-def _is_grey(path: Path) -> bool:
+def _is_gray(path: Path) -> bool:
     with Image.open(path, formats=_FORMATS) as image:
         return image.mode in ("1", "L")
 
 
 def _pixels(path: Path, channels: int) -> Tensor:
-    """(C, H, W) of uint8."""
+    """Read an image, (C, H, W) of uint8."""
     try:
         with Image.open(path, formats=_FORMATS) as image:
             if image.mode.startswith(("I", "F")):

@@ -1,4 +1,4 @@
-"""Full-batch gradient descent in Lightning: an epoch is a number of steps, each on all samples."""
+"""Full-batch gradient descent in Lightning: each step of an epoch uses all samples."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,7 +9,7 @@ __all__ = ["full_batch_loader"]
 
 
 class _Repeated(Sampler[int]):
-    """0 … n − 1 in this order, ``times`` times."""
+    """Yield 0 … n − 1 in this order, ``times`` times."""
 
     def __init__(self, n: int, times: int) -> None:
         self.n, self.times = n, times
@@ -25,12 +25,12 @@ class _Repeated(Sampler[int]):
 def full_batch_loader(
     dataset: Dataset, steps: int, trainer: Trainer | None = None, loader: Callable[..., DataLoader] = DataLoader
 ) -> DataLoader:
-    """A loader whose epoch is ``steps`` batches, each of the whole data set in its order.
+    """Return a loader whose epoch has ``steps`` batches, each the whole data set in its order.
 
-    An epoch of one step would spend its time in Lightning's epochs, and diagnostics want measuring every so many steps.
+    With one step per epoch, most time would go into Lightning's epochs and into measurements after every step.
 
     Raises:
-        ValueError: if the trainer has several processes, among which Lightning would share out the samples.
+        ValueError: if the trainer has several processes, since Lightning would split the samples among them.
 
     Example:
         >>> loader = full_batch_loader([3, 1, 2], steps=2)
@@ -41,7 +41,7 @@ def full_batch_loader(
         raise ValueError(f"Expected a positive number of steps per epoch, but got {steps!r}.")
     if trainer is not None and trainer.world_size > 1:
         raise ValueError(
-            "Expected one process for full-batch gradient descent, since each step takes all samples, but there are"
+            "Expected one process for full-batch gradient descent, since each step uses all samples, but there are"
             f" {trainer.world_size}. Use --trainer.devices 1 --trainer.num_nodes 1"
         )
     n = len(dataset)  # type: ignore[arg-type]

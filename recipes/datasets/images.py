@@ -1,4 +1,4 @@
-"""The images of the recipes: of torchvision's data sets, of folders, or those that come with this package."""
+"""The images of the recipes: from torchvision's data sets, from folders, or included in this package."""
 
 import math
 from collections.abc import Sequence
@@ -19,41 +19,41 @@ from lightning_normtheory.recipes.datasets.torchvision_sets import DOWNLOADABLE
 
 __all__ = ["Images"]
 
-# Of the draw of `limit`, whatever the seed of the run: runs that are compared are trained on the same images.
+# For `limit`, independent of the seed of the run, so that compared runs train on the same images.
 _LIMIT_SEED = 0
 
 
 class Images(pl.LightningDataModule):
     """Labeled images for training and validation, read once and kept in memory.
 
-    Without a ``root`` the embedded images stand in for any data set, so that every recipe runs with nothing. The
-    constants of ``scale`` are those of the training images in use. There is no test set beside the validation images.
+    Without ``root``, the embedded images replace any data set, so that every recipe runs without a download. ``scale``
+    uses the statistics of the training images in use. The test set is the validation set.
 
     Args:
-        dataset: which images. "slice": the 2000 + 500 of Fashion-MNIST that come with this package.
-        root: where they lie, in torchvision's layout (MNIST/raw, FashionMNIST/raw, cifar-10-batches-py) or, for any
-            data set, as files train/CLASS/* and val/CLASS/* or test/CLASS/* (val, if there are both). The classes are
-            then numbered in the order of their sorted names.
-        download: let torchvision fetch them into ``root`` if they are not there.
-        limit: train on so many images, drawn from all classes by a seed that never changes. A larger limit adds images
-            to those of a smaller one.
-        classes: take only these classes, relabelled 0, 1, … in this order; before ``limit``.
+        dataset: name of the images. "slice": the 2000 + 500 of Fashion-MNIST included in this package.
+        root: their folder, in torchvision's layout (MNIST/raw, FashionMNIST/raw, cifar-10-batches-py) or, for any data
+            set, with files train/CLASS/* and val/CLASS/* or test/CLASS/* (val if both exist). The classes are then
+            numbered in the order of their sorted names.
+        download: let torchvision download missing images into ``root``.
+        limit: number of training images, drawn from all classes with a fixed seed. A larger limit adds images to those
+            of a smaller one.
+        classes: use only these classes, relabeled 0, 1, … in this order; applied before ``limit``.
         batch_size: of all loaders.
-        full_batch_steps: gradient descent instead of mini-batches: an epoch is so many steps, each on all training
-            images in the same order. For one process.
-        scale: "unit": each image has ‖x‖ = 1. "sqrt_d": ‖x‖ = √d. "ball": all are divided by the one number
+        full_batch_steps: number of gradient-descent steps per epoch, each on all training images in the same order,
+            instead of mini-batches. Requires one process.
+        scale: "unit": each image has ‖x‖ = 1. "sqrt_d": ‖x‖ = √d. "ball": all images are divided by
             max_i ‖x_i‖ over the training images, so that these have ‖x_i‖ ≤ 1; they are not centered. "standard": each
             channel has mean 0 and deviation 1 over the training images. A black image stays 0 in the first three.
-        flatten: give vectors of d = C·H·W features.
-        augment: move training images by up to 4 pixels (a random crop after padding with black) and mirror every second
-            one. Scaled afterwards.
-        num_workers: processes that load the batches.
-        size: make all images size × size. By default they have the size of their files, which must be one size.
+        flatten: return vectors of d = C·H·W features.
+        augment: shift training images by up to 4 pixels (a random crop after padding with black) and mirror them with
+            probability ½. Scaled afterwards.
+        num_workers: number of processes that load the batches.
+        size: resize all images to size × size. By default they keep the size of their files, which must be the same.
         targets: "class": 0, 1, …. "sign": −1.0 and +1.0 for the first and the second of two classes.
 
     Attributes:
-        source: what is really used, such as "CIFAR-10, 5000 + 1000 images"; known after `setup`.
-        train, val: the two sets, after `setup`.
+        source: the images in use, such as "CIFAR-10, 5000 + 1000 images"; set by `setup`.
+        train, val: the two sets; set by `setup`.
 
     Example:
         >>> data = Images(limit=512, scale="sqrt_d", flatten=True, batch_size=64)
@@ -109,18 +109,18 @@ class Images(pl.LightningDataModule):
 
     @property
     def shape(self) -> Shape:
-        """(C, H, W) of an image, before `setup` too."""
+        """(C, H, W) of an image; available before `setup`."""
         channels, height, width = self._expected().shape
         return (channels, self.size or height, self.size or width)
 
     @property
     def features(self) -> int:
-        """d = C·H·W, before `setup` too."""
+        """d = C·H·W; available before `setup`."""
         return math.prod(self.shape)
 
     @property
     def number_of_classes(self) -> int:
-        """How many classes there are, before `setup` too."""
+        """The number of classes; available before `setup`."""
         return len(self._taken_classes(self._expected()))
 
     def prepare_data(self) -> None:
@@ -130,7 +130,7 @@ class Images(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         if self.source:
-            return  # Lightning asks once for every stage
+            return  # Lightning calls it for each stage
         source = self._locate()
         if source is None:
             assert self.root is not None
@@ -138,11 +138,11 @@ class Images(pl.LightningDataModule):
         classes = self._taken_classes(source)
         if self.targets == "sign" and len(classes) != 2:
             raise ValueError(
-                f"Expected two classes for targets 'sign', but {source.title} has {len(classes)}. Take two of them:"
+                f"Expected two classes for targets 'sign', but {source.title} has {len(classes)}. Select two:"
                 f" --data.classes [{classes[0]},{classes[-1]}]"
             )
         if self.root is None and self.dataset != "slice":
-            _warn_stand_in(self.dataset)
+            _warn_replaced(self.dataset)
         train, train_targets = _read(source.part(True), classes, self.limit, self.size)
         val, val_targets = _read(source.part(False), classes, None, self.size)
         if self.targets == "sign":
@@ -174,17 +174,17 @@ class Images(pl.LightningDataModule):
     def _loader(self, dataset: Dataset, batch_size: int, **options: Any) -> DataLoader:
         options |= {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
         if isinstance(dataset, TensorDataset):
-            return DataLoader(_Gathered(*dataset.tensors), batch_size, collate_fn=_as_it_is, **options)
+            return DataLoader(_BatchIndexed(*dataset.tensors), batch_size, collate_fn=_unchanged, **options)
         return DataLoader(dataset, batch_size, **options)
 
     def _locate(self) -> Source | None:
-        """The images, or ``None`` if they are not there (yet)."""
+        """Find the images; ``None`` if they do not exist (yet)."""
         if self._located is None:
             self._located = embedded() if self.root is None else find(self.dataset, self.root)
         return self._located
 
     def _expected(self) -> Source:
-        """The images, or what a download will bring."""
+        """Describe the images, those in the folder or those to be downloaded."""
         source = self._locate()
         if source is not None:
             return source
@@ -205,17 +205,17 @@ class Images(pl.LightningDataModule):
         return self.classes
 
 
-def _warn_stand_in(dataset: str) -> None:
+def _warn_replaced(dataset: str) -> None:
     how = "--data.root DIR"
     if dataset in DOWNLOADABLE:
-        how += ", or --data.root DIR --data.download true where there is network"
+        how += ", or --data.root DIR --data.download true to download them"
     rank_zero_warn(
-        f"The {embedded().title} stands in for {title(dataset)}, since no folder was named; for the real images: {how}."
+        f"Using the {embedded().title} instead of {title(dataset)}: no folder was given. For the real images: {how}."
     )
 
 
 def _read(part: Part, classes: Sequence[int], limit: int | None, size: int | None) -> tuple[Tensor, Tensor]:
-    """The images of these classes, (n, C, H, W) of uint8, and their new labels."""
+    """Read the images of these classes, (n, C, H, W) of uint8, and their new labels."""
     indices, targets = _choose(part.targets, classes, limit)
     if not len(indices):
         raise ValueError(f"Expected {part.name} images of the classes {list(classes)}, but there are none.")
@@ -223,7 +223,7 @@ def _read(part: Part, classes: Sequence[int], limit: int | None, size: int | Non
 
 
 def _choose(targets: Tensor, classes: Sequence[int], limit: int | None) -> tuple[Tensor, Tensor]:
-    """Indices in ascending order, and the place of their class in ``classes``.
+    """Return indices in ascending order, and the position of their class in ``classes``.
 
     Example:
         >>> _choose(torch.tensor([5, 3, 4, 3]), [3, 5], None)
@@ -237,12 +237,12 @@ def _choose(targets: Tensor, classes: Sequence[int], limit: int | None) -> tuple
     return indices, matches[indices].int().argmax(1)
 
 
-class _Gathered(TensorDataset):
-    """Tensors of which a batch is taken at once, a third of the time of stacking its samples."""
+class _BatchIndexed(TensorDataset):
+    """Index a whole batch at once, in a third of the time of stacking its samples."""
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
         return self[torch.tensor(indices)]
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

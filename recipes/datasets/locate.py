@@ -1,4 +1,4 @@
-"""Where the images of a data set are looked for, and what is said if they are not there."""
+"""Find the images of a data set, and explain how to get missing ones."""
 
 from pathlib import Path
 
@@ -22,16 +22,16 @@ def find(dataset: str, root: Path) -> Source | None:
 def check_place(dataset: str, root: str | None, download: bool) -> None:
     if dataset == "slice" and root is not None:
         raise ValueError(
-            f"Expected no root for the dataset 'slice', which comes with this package, but got {root!r}. Say which"
-            f" images are there: --data.dataset {' or '.join([*DOWNLOADABLE, 'folder'])}"
+            f"Expected no root for the dataset 'slice', which is included in this package, but got {root!r}. Name the"
+            f" images in that folder: --data.dataset {' or '.join([*DOWNLOADABLE, 'folder'])}"
         )
     if download and dataset not in DOWNLOADABLE:
         raise ValueError(
-            f"Expected {' or '.join(DOWNLOADABLE)} to download, but the dataset is {dataset!r}, which has no address."
-            " Leave out --data.download"
+            f"Expected {' or '.join(DOWNLOADABLE)} to download, but the dataset {dataset!r} cannot be downloaded."
+            " Remove --data.download"
         )
     if download and root is None:
-        raise ValueError("Expected a folder for the download, but root is None. Name one: --data.root DIR")
+        raise ValueError("Expected a folder for the download, but root is None. Set one: --data.root DIR")
 
 
 def title(dataset: str) -> str:
@@ -39,15 +39,15 @@ def title(dataset: str) -> str:
 
 
 def missing(dataset: str, root: Path, cause: str = "") -> str:
-    """The message: where was looked, for what, and how it gets there."""
+    """Say which files were expected where, and how to get them."""
     folders = "image files train/CLASS/* and test/CLASS/* (or val/CLASS/*)"
     if dataset not in DOWNLOADABLE:
-        return f"Expected {folders} in {root.absolute()}, but they are not there. Name their folder: --data.root DIR"
+        return f"Expected {folders} in {root.absolute()}, but found none. Choose another folder: --data.root DIR"
     known = DOWNLOADABLE[dataset]
     return (
-        f"Expected {known.title} in {root.absolute()}, but it is not there{cause}. Looked for"
-        f" {known.folder}/ with {', '.join(known.files)} (torchvision's layout), and for {folders}. Where there is"
-        f" network, this fetches it: --data.root {root} --data.download true"
+        f"Expected {known.title} in {root.absolute()}, but did not find it{cause}. Looked for"
+        f" {known.folder}/ with {', '.join(known.files)} (torchvision's layout), and for {folders}. To"
+        f" download it: --data.root {root} --data.download true"
     )
 
 
@@ -55,6 +55,6 @@ def fetch(dataset: str, root: Path) -> None:
     try:
         DOWNLOADABLE[dataset].torchvision(root, download=True)
     except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())  # torchvision's has a line for each address
+        reason = " ".join(str(error).split())  # torchvision's message has a line per address
         cause = f", and its download failed ({type(error).__name__}: {reason})"
         raise FileNotFoundError(missing(dataset, root, cause)) from error

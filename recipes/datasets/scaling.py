@@ -1,4 +1,4 @@
-"""What is done to images before a network sees them."""
+"""Scale and augment images."""
 
 import math
 from typing import Literal
@@ -11,12 +11,12 @@ __all__ = ["Augmented", "Scale", "Scaling"]
 
 Scale = Literal["unit", "sqrt_d", "ball", "standard"]
 
-# A random crop of an augmented image moves it by up to so many pixels.
+# Largest shift of an augmented image, in pixels.
 _PADDING = 4
 
 
 class Scaling:
-    """Pixels to numbers, (…, C, H, W) of uint8 to float, flattened or not. Its constants are those of ``images``.
+    """Scale images, (…, C, H, W) of uint8, to float, flattened or not, with the statistics of ``images``.
 
     Example:
         >>> images = torch.tensor([0, 3, 4, 0], dtype=torch.uint8).reshape(2, 1, 1, 2)
@@ -40,14 +40,14 @@ class Scaling:
         if self.norm is None:
             x = x.sub_(self.mean).div_(self.deviation)
         else:
-            # Pixels are whole numbers: only of a black image is the norm less than 1.
+            # Pixels are integers: only a black image has a norm below 1.
             norms = x.flatten(-3).norm(dim=-1).clamp_min(1)
             x = x.mul_((self.norm / norms)[..., None, None, None])
         return x.flatten(-3) if self.flatten else x
 
 
 def _moments(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel, (C, 1, 1): exact, from the counts of the 256 values."""
+    """Compute mean and deviation of each channel, (C, 1, 1), exactly from the counts of the 256 values."""
     values = torch.arange(256, dtype=torch.float64)
     counts = [torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])]
     weights = torch.stack([count / count.sum(dtype=torch.float64) for count in counts])
@@ -61,7 +61,7 @@ def _or_one(divisor: Tensor) -> Tensor:
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """Each image moved and mirrored at random when it is read, with torch's generator, that Lightning seeds."""
+    """Shift and mirror each image at random when it is read, with torch's generator, which Lightning seeds."""
 
     def __init__(self, images: Tensor, targets: Tensor, scaling: Scaling) -> None:
         self.height, self.width = images.shape[-2:]

@@ -1,4 +1,4 @@
-"""Labeled images that lie somewhere, and those that come with this package."""
+"""Labeled images, found in a folder or included in this package."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Part:
-    """The training or the validation images: their classes, and how to read those at given indices."""
+    """Training or validation images: their classes, and a function that reads those at given indices."""
 
     name: str
     targets: Tensor
@@ -25,7 +25,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """Images that lie somewhere. ``part(True)`` finds those for training, ``part(False)`` those for validation."""
+    """Images of a data set: ``part(True)`` returns those for training, ``part(False)`` those for validation."""
 
     title: str
     shape: Shape
@@ -34,7 +34,7 @@ class Source:
 
 
 def embedded_images(part: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
-    """The images of Fashion-MNIST that come with this package, (n, 1, 28, 28) of uint8, and their classes.
+    """Read the Fashion-MNIST images included in this package, (n, 1, 28, 28) of uint8, and their classes.
 
     Example:
         >>> images, targets = embedded_images("test")

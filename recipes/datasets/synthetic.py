@@ -1,4 +1,4 @@
-"""Data that the papers draw instead of photograph: Gaussian classes, a sphere, the dyadic set."""
+"""Synthetic data of the papers: Gaussian classes, a sphere, the dyadic set."""
 
 from typing import Any
 
@@ -39,11 +39,11 @@ class SyntheticData(pl.LightningDataModule):
 
 
 class GaussianClasses(SyntheticData):
-    """n points on a line in three classes, N(0, 1), N(10, 1) and N(−10, 1), each as likely (LIN, eq. (25)).
+    """n points on a line in three equally likely classes, N(0, 1), N(10, 1) and N(−10, 1) (LIN, eq. (25)).
 
     Args:
         n: N, the number of samples.
-        seed: of the data alone.
+        seed: of the data only.
         steps_per_epoch: gradient steps between two measurements.
 
     Example:
@@ -60,13 +60,12 @@ class GaussianClasses(SyntheticData):
 
 
 class Sphere(SyntheticData):
-    """n points uniform on the unit sphere of dimension d, with targets ±1 at random: normalized data without a pair of
-    parallel samples, as DGM assumes them.
+    """n points uniform on the unit sphere of ℝᵈ, with random targets ±1: normalized, no two samples parallel (DGM).
 
     Args:
         n: the number of samples.
-        d: their dimension; DGM asks for d ≥ 50 in Theorem 4.2.
-        seed: of the data alone.
+        d: their dimension; DGM, Theorem 4.2, requires d ≥ 50.
+        seed: of the data only.
         steps_per_epoch: gradient steps between two measurements.
 
     Example:

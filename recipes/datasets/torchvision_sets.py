@@ -1,4 +1,4 @@
-"""The data sets that torchvision can fetch, in its layout."""
+"""The data sets that torchvision can download, in its layout."""
 
 import pickle
 from collections.abc import Callable
@@ -18,7 +18,7 @@ __all__ = ["DOWNLOADABLE", "Downloadable"]
 
 @dataclass(frozen=True)
 class Downloadable:
-    """A data set that torchvision can download; all of these have ten classes."""
+    """A data set that torchvision can download; all have ten classes."""
 
     title: str
     shape: Shape
@@ -35,11 +35,11 @@ class Downloadable:
             images, targets = self.read(root, training)
             if len(images) != len(targets):
                 raise ValueError(f"{len(images)} images with {len(targets)} labels")
-        except Exception as error:  # whatever a damaged file makes of its reader
+        except Exception as error:  # a damaged file can cause any error
             raise ValueError(
                 f"Expected {self.title} in {root.absolute() / self.folder}, but its {part_name(training)} files"
-                f" cannot be read ({type(error).__name__}: {error}). Delete the folder, and --data.download true"
-                " fetches it anew"
+                f" cannot be read ({type(error).__name__}: {error}). Delete the folder and download it again:"
+                " --data.download true"
             ) from error
         return held(images, targets, training)
 
@@ -50,7 +50,7 @@ def _read_mnist(torchvision: Callable[..., Any], root: Path, training: bool) -> 
 
 
 def _read_cifar10(root: Path, training: bool) -> tuple[Tensor, Tensor]:
-    # Not with torchvision's class: it reads nothing but the complete set.
+    # torchvision's class reads only the complete set.
     names = _CIFAR10_FILES[:-1] if training else _CIFAR10_FILES[-1:]
     images, targets = [], []
     for name in names:
@@ -71,10 +71,10 @@ _ARRAY_PARTS = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads numpy arrays and what python has built in; a file of unknown origin cannot make it run anything else."""
+    """Unpickle only numpy arrays and plain Python types, so that a file of unknown origin cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # By their whole names: to look into any other module of numpy is to run it.
+        # Compare whole names: looking into another module of numpy would import, hence run, it.
         if f"{module}.{name}" in _ARRAY_PARTS:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")

@@ -1,4 +1,4 @@
-"""The papers' figures from runs: PNG, SVG, the numbers in them as CSV, and a caption."""
+"""Draw the papers' figures from runs: PNG, SVG, a CSV table of the numbers, and a caption."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +31,12 @@ FIGURES: Mapping[str, Callable[[Sequence[Run]], Drawing]] = {
 
 
 def draw(recipe: Recipe, name: str, runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Draw a recipe's figure of its runs into NAME.png, NAME.svg, NAME.csv and NAME.txt, and return these paths.
+    """Draw the figure of a recipe's runs to NAME.png, NAME.svg, NAME.csv and NAME.txt, and return these paths.
 
     Equal runs give equal files.
 
     Raises:
-        ValueError: if there is no such figure, no run, or no run that has what the figure shows.
+        ValueError: if there is no such figure, no run, or no run with the metrics of the figure.
 
     Example:
         >>> import tempfile
@@ -48,7 +48,7 @@ def draw(recipe: Recipe, name: str, runs: Sequence[Run], folder: Path) -> list[P
     if recipe.figure not in FIGURES:
         raise ValueError(f"There is no figure {recipe.figure!r}. Set recipe.figure to one of {', '.join(FIGURES)}.")
     if not runs:
-        raise ValueError(f"Expected at least one run to draw {name!r} of, but got none. Did every run fail?")
+        raise ValueError(f"Expected at least one run to draw {name!r}, but got none. Did every run fail?")
     drawing = FIGURES[recipe.figure](runs)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The text under a figure: what is drawn, of which runs, and what the paper saw."""
+"""Write the caption of a figure: what is drawn, the settings of the runs, the result in the paper."""
 
 import textwrap
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _PLACES = ("root", "download", "num_workers")
 
 
 def caption(recipe: Recipe, name: str, runs: Sequence[Run], drawn: str) -> str:
-    """Paragraphs of at most 100 columns.
+    """Return paragraphs of at most 100 columns.
 
     Example:
         >>> from pathlib import Path
@@ -35,8 +35,8 @@ def caption(recipe: Recipe, name: str, runs: Sequence[Run], drawn: str) -> str:
         The paper reports: Larger.
     """
     varied = varying(runs)
-    common = [key for key in runs[0].settings if key not in varied and _is_told(key) and _is_set(runs[0], key)]
-    if any(run.source for run in runs):  # which may be others that stand in
+    common = [key for key in runs[0].settings if key not in varied and _affects_numbers(key) and _is_set(runs[0], key)]
+    if any(run.source for run in runs):  # the source is exact: embedded images may have replaced the data set
         common = [key for key in common if key != "data.dataset"]
     settings = [
         *([f"Varied: {'; '.join(_all_values(runs, key) for key in varied)}."] if varied else []),
@@ -63,8 +63,8 @@ def _seeds(runs: Sequence[Run]) -> str:
     return f"Runs: {len(runs)}, with {number} seed{'s' * (number != '1')} for each setting ({seeds})."
 
 
-def _is_told(key: str) -> bool:
-    """Settings that the numbers depend on: not where data lie, nor how a run is logged."""
+def _affects_numbers(key: str) -> bool:
+    """Tell whether numbers depend on a setting, unlike on folders of data or on loggers."""
     last = key.split(".")[-1]
     if key.startswith("trainer.callbacks."):
         return last in _CALLBACK
@@ -74,7 +74,7 @@ def _is_told(key: str) -> bool:
 
 
 def _is_set(run: Run, key: str) -> bool:
-    """``None`` is a default; so are trainer.max_steps = −1 and accumulate_grad_batches = 1."""
+    """Tell whether a value is set: None, trainer.max_steps = −1 and accumulate_grad_batches = 1 are not."""
     value = run.settings[key]
     return value is not None and (key, value) not in (("trainer.max_steps", -1), ("trainer.accumulate_grad_batches", 1))
 

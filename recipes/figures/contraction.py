@@ -1,4 +1,4 @@
-"""How much of ‖f − y‖² a step of gradient descent takes away, and how much the theorem says at least."""
+"""Draw how much a step of gradient descent reduces ‖f − y‖², and the guarantee of the theorem."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ __all__ = ["contractions", "draw_contraction", "draw_theorem", "has_contraction"
 
 _LOSS = "normtheory/loss"
 _CAPTION = (
-    "(b) 1 − q, with q the factor by which ‖f − y‖² shrinks in a step: for the mean of q over the run and for its"
-    " largest value, where that is below 1."
+    "(b) 1 − q, where q is the factor of ‖f − y‖² per step: for the mean of q over the run and for its largest value,"
+    " if below 1."
 )
-_BOUND = " Dashed: η times the threshold, which the theorem says that 1 − q is not below."
+_BOUND = " Dashed: η times the threshold, the theorem's lower bound of 1 − q."
 
 
 def contractions(run: Run) -> list[float]:
-    """1 − q with q = (L_{t+Δ}/L_t)^{1/Δ}, the factor per step, between rows that follow each other Δ steps apart.
+    """Compute 1 − q, q = (L_{t+Δ}/L_t)^{1/Δ} the factor per step, between consecutive rows Δ steps apart.
 
     Example:
         >>> from pathlib import Path
@@ -39,15 +39,15 @@ def contractions(run: Run) -> list[float]:
 
 
 def has_contraction(runs: Sequence[Run], setting: str) -> bool:
-    """Whether a run with that setting has the loss of two rows."""
+    """Tell whether a run with that setting has the loss of two rows."""
     return any(run.settings.get(setting) is not None and contractions(run) for run in runs)
 
 
 def draw_contraction(panel: Panel, split: Sequence[Group], setting: str) -> str:
-    """The mean over a run of 1 − q, its smallest value, and η·threshold where η was logged as ``learning_rate``.
+    """Draw the mean and the smallest 1 − q of a run, and η·threshold if η was logged as ``learning_rate``.
 
     Returns:
-        What the caption says of it.
+        The caption of the panel.
     """
     kinds: list[tuple[str, str, Callable[[Run], float | None]]] = [
         ("1 - mean contraction", "mean", lambda run: fmean(contractions(run)) if contractions(run) else None),
@@ -70,7 +70,7 @@ def draw_contraction(panel: Panel, split: Sequence[Group], setting: str) -> str:
 
 
 def draw_theorem(panel: Panel, curve: Curve, label: str) -> None:
-    """Two lines, for α ≤ 1 and for α > 1: there are two theorems, and their numbers do not meet."""
+    """Draw two lines, for α ≤ 1 and for α > 1: these are two theorems with different numbers at α = 1."""
     points = list(zip(curve.x, curve.y, curve.error, curve.seeds))
     for part in ([point for point in points if point[0] <= 1], [point for point in points if point[0] > 1]):
         if part:
@@ -79,6 +79,6 @@ def draw_theorem(panel: Panel, curve: Curve, label: str) -> None:
 
 
 def _guaranteed(run: Run) -> float | None:
-    """η·λ₀/(2α²) for α ≤ 1, η·μ₀/2 for α > 1 (DGM, Theorems 4.1 and 4.2)."""
+    """Return η·λ₀/(2α²) for α ≤ 1, η·μ₀/2 for α > 1 (DGM, Theorems 4.1 and 4.2)."""
     threshold, eta = first("normtheory/ntk_threshold")(run), first("learning_rate")(run)
     return None if threshold is None or eta is None else eta * threshold

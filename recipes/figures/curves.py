@@ -1,4 +1,4 @@
-"""Curves: averages over seeds, with their errors."""
+"""Average metrics over seeds, with errors."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +12,14 @@ __all__ = ["Curve", "along_rows", "along_setting", "average", "first", "last", "
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y ± error), each an average over so many seeds.
+    """Points (x, y ± error), each an average over seeds.
 
     Args:
-        name: as the table has it.
+        name: for the table.
         x: increasing.
         y: NaN where no seed has a finite value.
         error: two standard errors; NaN for fewer than two seeds.
-        seeds: how many finite values y is the average of.
+        seeds: number of finite values in the average y.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Curve:
 
 
 def average(name: str, samples: Iterable[tuple[float, float]]) -> Curve:
-    """The mean ȳ at every x, and 2s/√n with s² = Σ(y − ȳ)²/(n − 1) over the n finite values there.
+    """Compute the mean ȳ at every x, and 2s/√n with s² = Σ(y − ȳ)²/(n − 1) over the n finite values there.
 
     Example:
         >>> average("γ", [(1, 2.0), (2, 5.0), (1, 4.0), (3, math.nan)])
@@ -55,10 +55,9 @@ def average(name: str, samples: Iterable[tuple[float, float]]) -> Curve:
 def along_rows(
     name: str, runs: Sequence[Run], metric: str, x: str = "epoch", of: Callable[[float], float] = float
 ) -> Curve:
-    """A metric (or a function of it) over epochs or steps.
+    """Average a metric (or a function of it) over epochs or steps.
 
-    Lightning keeps the last value of a metric: between validations a row repeats that of an earlier epoch. It is left
-    out.
+    Rows between validations are skipped: Lightning keeps the last value of a metric, so they repeat an earlier epoch.
 
     Example:
         >>> from pathlib import Path
@@ -76,7 +75,7 @@ def along_rows(
 
 
 def along_setting(name: str, runs: Sequence[Run], setting: str, of: Callable[[Run], float | None]) -> Curve:
-    """A number of each run against one of its settings; runs that lack either are left out.
+    """Average a number of each run against one of its settings; skip runs that lack either.
 
     Example:
         >>> from pathlib import Path
@@ -89,17 +88,17 @@ def along_setting(name: str, runs: Sequence[Run], setting: str, of: Callable[[Ru
 
 
 def first(metric: str) -> Callable[[Run], float | None]:
-    """A metric in the first row that has it."""
+    """Take a metric from the first row that has it."""
     return lambda run: next(iter(_column(run, metric)), None)
 
 
 def last(metric: str) -> Callable[[Run], float | None]:
-    """A metric in the last row that has it."""
+    """Take a metric from the last row that has it."""
     return lambda run: next(reversed(_column(run, metric)), None)
 
 
 def least(metric: str) -> Callable[[Run], float | None]:
-    """The smallest value of a metric in a run; NaN only where it never was a number.
+    """Take the smallest value of a metric in a run; NaN if it never was finite.
 
     Example:
         >>> from pathlib import Path

@@ -1,4 +1,4 @@
-"""LIN, Sections C.1 and C.2: how much the tangent kernel changes in training, against the width."""
+"""Draw LIN, Sections C.1 and C.2: the change of the tangent kernel in training against the width."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["PowerLaw", "linearity", "power_law"]
 
 _WIDTH, _BOTTLENECK, _OUTPUT = "model.width", "model.bottleneck", "model.output"
 _CHANGE, _SOFTMAX_CHANGE = "normtheory/ntk_change_max", "softmax/ntk_change_max"
-_LARGE = 100  # below, the power law of wide networks has not set in
+_LARGE = 100  # narrower networks do not follow the power law yet
 _CAPTION = (
     "ΔK, the largest relative change ‖K_t − K_0‖/‖K_0‖ of the tangent kernel in training, against the {axis}. Points:"
     " mean over the seeds. Lines: power laws, fitted to the logarithms where x ≥ 100"
@@ -31,18 +31,18 @@ class PowerLaw(NamedTuple):
     last: float
 
     def line(self, name: str) -> Curve:
-        """As a curve through its two ends."""
+        """Return the curve through its two ends."""
         ends = [self.first, self.last]
         return Curve(name, ends, [self.factor * x**self.exponent for x in ends], [math.nan] * 2, [0, 0])
 
-    def beside(self, exponent: float) -> "PowerLaw":
-        """One of another exponent that begins half as much higher, to compare it with."""
+    def with_exponent(self, exponent: float) -> "PowerLaw":
+        """Return a law with another exponent that starts 1.5 times higher, for comparison."""
         factor = 1.5 * self.factor * self.first ** (self.exponent - exponent)
         return PowerLaw(factor, exponent, self.first, self.last)
 
 
 def power_law(curve: Curve) -> PowerLaw | None:
-    """Least squares of log y on log x: over x ≥ 100 if there are three such points, else over all; ``None`` below two.
+    """Fit log y to log x: over x ≥ 100 if there are three such points, else over all; ``None`` below two points.
 
     Example:
         >>> found = power_law(Curve("", [10, 100, 400, 1600], [9, 1, 0.5, 0.25], [], []))
@@ -62,7 +62,7 @@ def power_law(curve: Curve) -> PowerLaw | None:
 
 @style()
 def linearity(runs: Sequence[Run]) -> Drawing:
-    """ΔK = max_t ‖K_t − K_0‖/‖K_0‖ against the width, with a power law for each output, and m^{−1/2} for comparison."""
+    """Draw ΔK = max_t ‖K_t − K_0‖/‖K_0‖ against the width, a power law for each output, and m^{−1/2} for comparison."""
     setting = _horizontal(runs)
     curves = [curve for curve in _curves(runs, setting) if curve]
     if not curves:
@@ -80,7 +80,7 @@ def linearity(runs: Sequence[Run]) -> Drawing:
             panel.guide(law.line(f"{curve.name}, fit"), PALETTE[i % 6], line="-")
     measured = laws[curves[0].name]
     if measured is not None:
-        panel.guide(measured.beside(-0.5).line("m^(-1/2)"), GREY, label=rf"$\propto {symbol}^{{-1/2}}$")
+        panel.guide(measured.with_exponent(-0.5).line("m^(-1/2)"), GREY, label=rf"$\propto {symbol}^{{-1/2}}$")
     axis = "width $m$" if setting == _WIDTH else "bottleneck width $m_b$"
     panel.title("change of the tangent kernel in training", axis, r"$\Delta K = \max_t \|K_t - K_0\| / \|K_0\|$")
     panel.log_x()
@@ -93,14 +93,14 @@ def linearity(runs: Sequence[Run]) -> Drawing:
 
 
 def _horizontal(runs: Sequence[Run]) -> str:
-    """The bottleneck of a model that has one, unless only the width varies."""
+    """Choose the horizontal axis: the bottleneck of a model that has one, unless only the width varies."""
     has_bottleneck = any(value is not None for value in values(runs, _BOTTLENECK))
     only_width = len(values(runs, _BOTTLENECK)) == 1 and len(values(runs, _WIDTH)) > 1
     return _BOTTLENECK if has_bottleneck and not only_width else _WIDTH
 
 
 def _curves(runs: Sequence[Run], setting: str) -> list[Curve]:
-    """Of each output, "linear" where a model has no such setting; "softmax" is measured in the linear model's runs."""
+    """Return a curve per output, "linear" without that setting; "softmax" is measured in the linear model's runs."""
     curves = []
     for output in sorted({_output(run) for run in runs}):
         mine = [run for run in runs if _output(run) == output]
@@ -116,5 +116,5 @@ def _output(run: Run) -> str:
 
 
 def _rounded(exponent: float) -> str:
-    """Two digits, and no −0.00."""
+    """Round to two digits, without −0.00."""
     return f"{round(exponent, 2) + 0.0:.2f}"

@@ -1,4 +1,4 @@
-"""BN, Figure 1 and Proposition 1.1: the margins of a network with BatchNorm, against its width and on dyadic data."""
+"""Draw BN, Figure 1 and Proposition 1.1: margins of a network with BatchNorm against its width, and on dyadic data."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ def _ratio(run: Run) -> float | None:
 
 @style()
 def margin(runs: Sequence[Run]) -> Drawing:
-    """γ_a and γ_c at initialization against the width, with two standard errors."""
+    """Draw γ_a and γ_c at initialization against the width, with two standard errors."""
     of = {r"$\gamma_a$": ("gamma_a", _A), r"$\gamma_c$": ("gamma_c", _C)}
     panel, figure = _against(runs, "margin", "model.width", of)
     panel.title("margins at initialization", "width $m$", r"$\gamma$")
@@ -35,13 +35,13 @@ def margin(runs: Sequence[Run]) -> Drawing:
         figure,
         panel.table,
         "The margins γ_a through the output weights and γ_c through BatchNorm's scales at initialization, against the "
-        "width m. Where no weights separate the classes the margin is 0, which has no place on a logarithmic axis.",
+        "width m. If no weights separate the classes, the margin is 0, which a logarithmic axis cannot show.",
     )
 
 
 @style()
 def dyadic(runs: Sequence[Run]) -> Drawing:
-    """γ_a/γ_linear on the dyadic data against d, with √d/40, which Proposition 1.1 guarantees of γ."""
+    """Draw γ_a/γ_linear on the dyadic data against d, with √d/40, the lower bound of Proposition 1.1."""
     of = {r"$\gamma_a / \gamma_{\mathrm{linear}}$": ("gamma_a", _ratio)}
     panel, figure = _against(runs, "dyadic", "data.d", of)
     dimensions = sorted({run.settings["data.d"] for run in runs if run.settings.get("data.d") is not None})

@@ -1,4 +1,4 @@
-"""What was measured over the epochs, a panel for each quantity."""
+"""Draw quantities over the epochs, one panel each."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,20 @@ from lightning_normtheory.record.run import Run
 
 __all__ = ["overview", "practice"]
 
-# 2/η, and what takes its place for SGD with momentum or weight decay
+# 2/η, and its generalization to SGD with momentum or weight decay
 _EDGE, _LIMIT = "normtheory/hessian_edge", "normtheory/hessian_stability_limit"
-# metric: its name in the table, its title, and what the caption says of it
+# metric: (name in the table, title, words in the caption)
 _QUANTITIES = {
     "normtheory/loss": ("loss", "loss $L$ on the probe", "the loss on the probe"),
-    "train_loss": ("train loss", "training loss", "the mean loss of training"),
+    "train_loss": ("train loss", "training loss", "the mean training loss"),
     "val_accuracy": ("accuracy", "validation accuracy", "the accuracy on the validation set"),
     "normtheory/min_weight_norm": ("w_min", r"$w_{\min}$", "w_min, the smallest norm of a weight vector"),
     "normtheory/rsc_ratio": ("R", r"$R = \|\nabla L\|^2 / L$", "R = ‖∇L‖²/L"),
     "normtheory/hessian_lambda_max": (
         "lambda_max",
         r"$\lambda_{\max}(\nabla^2 L)$, limit of stability (dashed)",
-        "λ_max of the Hessian with the limit of stability of the step that comes next (dashed; 2/η, for momentum β "
-        "2(1 + β)/η), where that is finite",
+        "λ_max of the Hessian with the stability limit of the next step (dashed where finite; 2/η, or 2(1 + β)/η with "
+        "momentum β)",
     ),
     "normtheory/ntk_lambda_min": (
         "lambda_min(K)",
@@ -50,13 +50,13 @@ _PRACTICE = (
 
 @style()
 def overview(runs: Sequence[Run]) -> Drawing:
-    """Loss, w_min, R, λ_max with its limit and λ_min(K) over the epochs, a curve for each value of what varies."""
+    """Draw loss, w_min, R, λ_max with its limit and λ_min(K) over the epochs, one curve per varied setting."""
     return _over_epochs("overview", runs, _OVERVIEW, by=())
 
 
 @style()
 def practice(runs: Sequence[Run]) -> Drawing:
-    """Training loss, accuracy, w_min, λ_max with its limit, λ_min(K) and R over the epochs, a curve for each norm."""
+    """Draw training loss, accuracy, w_min, λ_max with its limit, λ_min(K) and R over the epochs, one curve per norm."""
     return _over_epochs("practice", runs, _PRACTICE, by=("model.norm",))
 
 
@@ -86,7 +86,7 @@ def _over_epochs(figure_name: str, runs: Sequence[Run], metrics: Sequence[str], 
 
 
 def _draw_edges(panel: Panel, split: Sequence[Group]) -> None:
-    """The limit of stability, in one line where all runs have the same steps."""
+    """Draw the stability limit, as a single line if it is the same for all runs."""
     edges = [
         along_rows(group.named("limit"), group.runs, _LIMIT) or along_rows(group.named("limit"), group.runs, _EDGE)
         for group in split

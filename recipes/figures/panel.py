@@ -1,4 +1,4 @@
-"""A panel of a figure, which notes every number that is drawn in it."""
+"""A panel of a figure that records every number drawn in it."""
 
 import math
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from lightning_normtheory.recipes.figures.style import GREY
 __all__ = ["Drawing", "Panel", "Row", "nothing_to_draw"]
 
 Row = dict[str, str | float | None]
-_FEW = 40  # points that can be marked one by one
-_SPAN = 2e-4  # of the values
-_DIGIT = 0.08  # inches
-_DECADES = 50  # a ratio of the largest to the smallest value that a linear axis does not show
+_FEW = 40  # most points for which each is marked
+_SPAN = 2e-4  # least length of a vertical axis, relative to the values
+_DIGIT = 0.08  # width in inches
+_DECADES = 50  # ratio of the largest to the smallest value above which an axis is logarithmic
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, the numbers in it, and what its panels show.
+    """A figure, its numbers, and the description of its panels.
 
     Args:
-        figure: of matplotlib.
+        figure: matplotlib's.
         table: one row per number, all with the same columns.
-        caption: what is drawn.
+        caption: description of the panels.
     """
 
     figure: Figure
@@ -39,12 +39,12 @@ class Drawing:
 
 
 class Panel:
-    """Axes that write down what is drawn in them.
+    """Axes that record what is drawn in them.
 
     Args:
-        axes: of matplotlib.
-        name: of what is on the vertical axis, for the table.
-        table: where the numbers go.
+        axes: matplotlib's.
+        name: quantity on the vertical axis, for the table.
+        table: the numbers are appended to it.
 
     Example:
         >>> from lightning_normtheory.recipes.figures.style import new_figure
@@ -63,15 +63,15 @@ class Panel:
         self._legend: list[tuple[Any, str]] = []
 
     def draw(self, curve: Curve, color: str, *, line: str = "-", marker: str = "", label: str = "") -> None:
-        """A measured curve: bars for the errors of marked points, a band for those of a line."""
-        self._note(curve)
+        """Draw a measured curve, with error bars at marked points or an error band along a line."""
+        self._record(curve)
         x, y = np.array(curve.x, float), np.array(curve.y, float)
         error = np.nan_to_num(np.array(curve.error, float))
         if marker:
             bars = error if error.any() else None
             drawn: Any = self.axes.errorbar(x, y, bars, color=color, linestyle=line, marker=marker, elinewidth=0.8)
         else:
-            marked = list(range(len(x))) if len(x) <= _FEW else _alone(y)
+            marked = list(range(len(x))) if len(x) <= _FEW else _isolated(y)
             marker = "." if marked else ""
             (drawn,) = self.axes.plot(x, y, color=color, linestyle=line, marker=marker, markevery=marked or None)
             if error.any():
@@ -79,8 +79,8 @@ class Panel:
         self._legend += [(drawn, label)] if label else []
 
     def guide(self, curve: Curve, color: str = GREY, *, line: str = "--", label: str = "") -> None:
-        """A curve of the theory, or a fit: thinner, and without points, unless it is one."""
-        self._note(curve)
+        """Draw a thin curve without markers, for theory or a fit; a single point gets a marker."""
+        self._record(curve)
         marker = "_" if len(curve.x) == 1 else ""
         (drawn,) = self.axes.plot(
             curve.x, curve.y, color=color, linestyle=line, linewidth=1, marker=marker, markersize=9
@@ -88,29 +88,29 @@ class Panel:
         self._legend += [(drawn, label)] if label else []
 
     def vertical(self, x: float, name: str, label: str, *, line: str = ":") -> None:
-        """A line at x."""
+        """Draw a vertical line at x."""
         self.table.append({"panel": self.name, "curve": name, "x": x, "y": None, "error": None, "seeds": None})
         self._legend.append((self.axes.axvline(x, color=GREY, linestyle=line, linewidth=1), label))
 
     def title(self, text: str, x: str, y: str = "") -> None:
-        """The panel's title, and the labels of its axes."""
+        """Set the panel's title and the labels of its axes."""
         self.axes.set_title(text)
         self.axes.set_xlabel(x)
         self.axes.set_ylabel(y)
 
     def legend(self) -> None:
-        """In the order of drawing, where it hides least."""
+        """Add a legend in the order of drawing, where it hides least."""
         if self._legend:
             self.axes.legend(*zip(*self._legend))
 
     def legend_below(self) -> None:
-        """The same for all panels of the figure, under them."""
+        """Add the panel's legend below all panels, as that of the whole figure."""
         if self._legend:
             columns = min(len(self._legend), 6)
             self._figure.legend(*zip(*self._legend), loc="outside lower center", ncols=columns)
 
     def room(self, *, above: float = 0.0, below: float = 0.0) -> None:
-        """Leave these multiples of the axis's length free, and without ticks, once the scale is set."""
+        """Leave these fractions of the axis free and without ticks. Call it after setting the scale."""
         if self.axes.get_yscale() == "linear":
             low, high = self.axes.get_ylim()
             self.axes.set_yticks([tick for tick in self.axes.get_yticks() if low <= tick <= high])
@@ -120,14 +120,14 @@ class Panel:
         self.axes.set_ylim(*transform.inverted().transform(wider))
 
     def whole_epochs(self) -> None:
-        """Whole numbers on the horizontal axis."""
+        """Use integer ticks on the horizontal axis."""
         if len(set(self._x)) == 1:
             self.axes.set_xticks(self._x[:1])
             return
         self.axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
 
     def log_x(self) -> None:
-        """A logarithmic horizontal axis, which names the values that occur if there is room."""
+        """Make the horizontal axis logarithmic, with ticks at the drawn values if there is room."""
         self.axes.set_xscale("log")
         ticks = sorted(set(self._x))
         labels = [f"{tick:g}" for tick in ticks]
@@ -142,16 +142,16 @@ class Panel:
             self.axes.xaxis.set_minor_formatter(NullFormatter())
 
     def log_y(self, *, always: bool = False) -> None:
-        """A logarithmic vertical axis if the values need one, and are positive; ``always``: where one of them is.
+        """Make the vertical axis logarithmic if all values are positive and span decades; ``always``: if one is.
 
-        A linear one is not stretched until differences in the sixth digit, which is rounding, fill it.
+        A linear axis has a least length, so that rounding in the sixth digit does not fill it.
         """
         finite = [value for value in self._y if math.isfinite(value)]
         if not finite:
             return
         positive = [value for value in finite if value > 0]
         if (always and positive) or (len(positive) == len(finite) and max(finite) / min(finite) > _DECADES):
-            # A bar that reaches below 0 is cut at the edge; a point there has no place at all.
+            # Clip error bars that reach below 0; mask points there.
             self.axes.set_yscale("log", nonpositive="clip" if len(positive) == len(finite) else "mask")
         elif 0 < max(finite) - min(finite) < (least := _SPAN * max(map(abs, finite))):
             middle = (max(finite) + min(finite)) / 2
@@ -163,7 +163,7 @@ class Panel:
         assert figure is not None
         return figure
 
-    def _note(self, curve: Curve) -> None:
+    def _record(self, curve: Curve) -> None:
         self._x += curve.x
         self._y += curve.y
         for x, y, error, seeds in zip(curve.x, curve.y, curve.error, curve.seeds):
@@ -180,7 +180,7 @@ class Panel:
 
 
 def nothing_to_draw(figure: str, needed: str, runs: Sequence[Any]) -> ValueError:
-    """The error of a figure for which no run has what it needs.
+    """Return the error of a figure whose metrics no run has.
 
     Example:
         >>> raise nothing_to_draw("margin", "normtheory/batchnorm_gamma_a against model.width", [])
@@ -197,7 +197,7 @@ def nothing_to_draw(figure: str, needed: str, runs: Sequence[Any]) -> ValueError
     )
 
 
-def _alone(y: np.ndarray) -> list[int]:
-    """Points without a neighbor, which a line does not show."""
-    there = np.concatenate([[False], np.isfinite(y), [False]])
-    return [int(i) for i in np.flatnonzero(there[1:-1] & ~there[:-2] & ~there[2:])]
+def _isolated(y: np.ndarray) -> list[int]:
+    """Find points without a neighbor, which a line does not show."""
+    finite = np.concatenate([[False], np.isfinite(y), [False]])
+    return [int(i) for i in np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])]

@@ -1,4 +1,4 @@
-"""DGM: which part of the tangent kernel rules at which scale α, and how fast gradient descent contracts there."""
+"""Draw DGM: which part of the tangent kernel dominates at a scale α, and how fast gradient descent contracts."""
 
 import math
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ _KERNELS = {
     _SUM: ("lambda_min(Lambda)", r"$\lambda_{\min}(\Lambda)$"),
 }
 _CAPTION = (
-    "(a) Least eigenvalues, the smallest during training, against the scale α: of V/α², which the directions contribute"
-    " to the tangent kernel, of G, which the lengths contribute, and of their sum Λ. Dashed: what the theorem keeps"
-    " λ_min(Λ) above, λ₀/(2α²) for α ≤ 1 and μ₀/2 for α > 1. Dotted: α = 1, where the theorem changes. Dash-dotted: α*,"
-    " where the first two cross or, if they do not, √(λ₀/μ₀)."
+    "(a) Least eigenvalues, minimum over the training, against the scale α: of V/α², the part of the tangent kernel due"
+    " to directions, of G, due to lengths, and of their sum Λ. Dashed: lower bound of λ_min(Λ) in the theorem, λ₀/(2α²)"
+    " for α ≤ 1 and μ₀/2 for α > 1. Dotted: α = 1, where the theorem changes. Dash-dotted: α*, where the first two"
+    " cross or, if they do not, √(λ₀/μ₀)."
 )
 
 
 @style()
 def regimes(runs: Sequence[Run]) -> Drawing:
-    """(a) λ_min of V/α², G and Λ against α, with the theorem's threshold; (b) the contraction per step."""
+    """Draw (a) λ_min of V/α², G and Λ against α with the theorem's threshold, (b) the contraction per step."""
     split = groups(runs, along=_ALPHA)
     kernels = [_kernels(group) for group in split]
     if not any(curve for found in kernels for curve in found.values()):
@@ -61,7 +61,7 @@ def regimes(runs: Sequence[Run]) -> Drawing:
 
 
 def crossing(one: Curve, other: Curve) -> float:
-    """The first x at which two curves cross, both taken as straight between points in log-log axes; NaN if nowhere.
+    """Find the first x where two curves, straight between points in log-log axes, cross; NaN if nowhere.
 
     Example:
         >>> round(crossing(Curve("1/x", [0.5, 8], [2, 0.125], [], []), Curve("1", [0.5, 8], [1, 1], [], [])), 12)
@@ -84,7 +84,7 @@ def _kernels(group: Group) -> dict[str, Curve]:
 
 
 def _crossover(group: Group, kernels: dict[str, Curve]) -> float:
-    """α*: where the measured curves cross, else √(λ₀/μ₀), where λ₀/α² = μ₀."""
+    """Find α*, where the measured curves cross, else √(λ₀/μ₀), where λ₀/α² = μ₀."""
     measured = crossing(kernels[_V], kernels[_G])
     if math.isfinite(measured):
         return measured

@@ -1,4 +1,4 @@
-"""RSC, Figure 1: the norm of the mean gradient of the predictor during training, and its minimum against the width."""
+"""Draw RSC, Figure 1: the norm of the predictor's mean gradient in training, and its minimum against the width."""
 
 import math
 import string
@@ -18,7 +18,7 @@ _LETTERS = string.ascii_lowercase
 
 @style()
 def rsc(runs: Sequence[Run]) -> Drawing:
-    """‖ḡ_t‖ over the steps, a panel for each scaling and dataset and a curve for each width; min_t ‖ḡ_t‖ against m."""
+    """Draw ‖ḡ_t‖ over the steps, a panel per scaling and dataset, a curve per width; and min_t ‖ḡ_t‖ against m."""
     settings = groups(runs, along=_WIDTH)
     minima = [along_setting(each.label or "run", each.runs, _WIDTH, _least_norm) for each in settings]
     if not any(minima):
@@ -34,7 +34,7 @@ def rsc(runs: Sequence[Run]) -> Drawing:
             panel.draw(curve, color[group.key[0]], label=group.label)
         panel.title(f"({letter}) during training" + f": {each.label}" * bool(each.label), "step $t$", r"$\|\bar g_t\|$")
         panel.log_y()
-        if place is axes[0]:  # the widths are the same in all
+        if place is axes[0]:  # all panels have the same widths
             panel.legend_below()
     _draw_minima(Panel(axes[-1], "least norm of the mean gradient", table), settings, minima)
     return Drawing(figure, table, _caption(len(settings)))

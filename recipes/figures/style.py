@@ -1,4 +1,4 @@
-"""One look for all figures: fonts, colors, sizes. Nothing of it outlives a figure."""
+"""The common style of all figures: fonts, colors, sizes. It changes no global setting of matplotlib."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ __all__ = ["BLACK", "GREY", "LINES", "MARKERS", "PALETTE", "colors", "new_figure
 
 DPI = 150
 BLACK, GREY = "#000000", "#777777"
-# Okabe and Ito's colors, which the color-blind can tell apart, without yellow, which nobody reads on white.
+# Okabe and Ito's colors, distinct for the color-blind, without yellow, which is illegible on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -46,13 +46,13 @@ _STYLE = {
     "legend.framealpha": 0.8,
     "legend.handlelength": 1.8,
     "savefig.dpi": DPI,
-    "svg.hashsalt": "normtheory",  # names inside an SVG file are else random
+    "svg.hashsalt": "normtheory",  # otherwise names in an SVG file are random
 }
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Matplotlib's own defaults and ours, whatever the user's matplotlibrc says; also a decorator.
+    """Apply matplotlib's defaults and this style, ignoring the user's matplotlibrc; also a decorator.
 
     Example:
         >>> with style():
@@ -64,7 +64,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(panels: int) -> tuple[Figure, list[Axes]]:
-    """A figure of the width of a page with so many axes, at most three in a row.
+    """Create a figure of the width of a page with this number of axes, at most three in a row.
 
     Example:
         >>> figure, axes = new_figure(2)
@@ -80,7 +80,7 @@ def new_figure(panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def colors(groups: Sequence[Group]) -> list[str]:
-    """Of groups: shades from dark to light where one number tells them apart, else colors as different as can be.
+    """Choose colors of groups: shades from dark to light if they differ in one number, else distinct colors.
 
     Example:
         >>> colors([Group("relu", ("relu",), []), Group("tanh", ("tanh",), [])])

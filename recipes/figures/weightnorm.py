@@ -1,4 +1,4 @@
-"""WN, Figures 1 and 2: the smallest weight norm, and the ratios R and L_t/L_{t−1}, for several widths."""
+"""Draw WN, Figures 1 and 2: the smallest weight norm, and the ratios R and L_t/L_{t−1}, for several widths."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,13 @@ __all__ = ["weightnorm"]
 _NORM, _RATIO, _LOSS_RATIO = "normtheory/min_weight_norm", "normtheory/rsc_ratio", "normtheory/loss_ratio"
 _CAPTION = (
     "(a) w_min, the smallest norm of a weight vector, after each epoch. (b) R = ‖∇L‖²/L (solid, left) and the ratio of"
-    " the loss to that of the measurement before (dashed, right)."
+    " the loss to that of the previous measurement (dashed, right)."
 )
 
 
 @style()
 def weightnorm(runs: Sequence[Run]) -> Drawing:
-    """(a) w_min over the epochs; (b) R and the loss ratio. A curve for each width."""
+    """Draw (a) w_min over the epochs, (b) R and the loss ratio; a curve per width."""
     split = groups(runs, by=("model.width",))
     norms, ratios, loss_ratios = (
         [along_rows(group.label or "run", group.runs, metric) for group in split]
@@ -42,7 +42,7 @@ def weightnorm(runs: Sequence[Run]) -> Drawing:
     for panel in (a, b):
         panel.whole_epochs()
         panel.log_y()
-    if any(ratios) and any(loss_ratios):  # one above the other rather than through each other
+    if any(ratios) and any(loss_ratios):  # draw one above the other
         b.room(above=0.8)
         c.room(below=0.8)
     a.legend_below()
@@ -50,7 +50,7 @@ def weightnorm(runs: Sequence[Run]) -> Drawing:
 
 
 def _axes(left: Axes, right: Axes) -> dict[Axes, str]:
-    """With a second vertical axis at the right."""
+    """Add a second vertical axis on the right."""
     twin = right.twinx()
     twin.spines["right"].set_visible(True)
     twin.grid(False)

@@ -1,4 +1,4 @@
-"""The models of the recipes, as small LightningModules."""
+"""The models of the recipes, small LightningModules."""
 
 from lightning_normtheory.recipes.models.batchnorm_net import BatchNormNet
 from lightning_normtheory.recipes.models.linearity_nets import BottleneckNet, WideNet

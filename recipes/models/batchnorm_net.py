@@ -8,15 +8,15 @@ __all__ = ["BatchNormNet"]
 
 
 class BatchNormNet(Supervised):
-    """f(x) = Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j)), σ = ReLU, on two classes, with the logistic loss and no shift.
+    """f(x) = Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j)), σ = ReLU, for two classes, with the logistic loss and no shift.
 
-    At the start V ~ N(0, I/d), c = 1, a ~ N(0, I/m) (BN, Section 1.1). Labels are −1 and +1.
+    Initially V ~ N(0, I/d), c = 1, a ~ N(0, I/m) (BN, Section 1.1). Labels are −1 and +1.
 
     Args:
         inputs: d.
         width: m.
         lr: of plain SGD; the paper's experiments use 0.01 to 0.1.
-        eps: ε of N(v)² = var + ε. PyTorch wants it positive; 1e-30 is 0 beside any variance of float32 inputs.
+        eps: ε of N(v)² = var + ε. PyTorch requires ε > 0; 1e-30 vanishes beside any variance of float32 inputs.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The networks of LIN's experiments: wide ones that are, or are not, linear in their weights."""
+"""The networks of LIN's experiments: wide networks that are, or are not, nearly linear in their weights."""
 
 import math
 from typing import Any, Literal
@@ -13,9 +13,9 @@ __all__ = ["BottleneckNet", "WideNet", "softmax_outputs"]
 
 
 class _Linearity(Supervised):
-    """All weights start as N(0, 1); the learning rate is a part of the largest that is stable for the kernel at the
-    start: 2n/(c·λ_max(K_0)), c = ½ for the cross-entropy, whose Hessian in one output is at most ½, and 2 for the
-    square loss."""
+    """Draw all weights from N(0, 1), and set the learning rate to a fraction of the largest stable one for the initial
+    kernel, 2n/(c·λ_max(K_0)), where c = ½ for cross entropy, whose Hessian in one output is at most ½, and c = 2 for
+    the square loss."""
 
     step_fraction: float
     curvature = 0.5
@@ -41,9 +41,9 @@ class WideNet(_Linearity):
         inputs: 1 in the paper.
         width: m.
         classes: C.
-        output: ``"linear"``: f, trained with the cross-entropy of softmax(f), so that the run is also that of the
+        output: ``"linear"``: f, trained with the cross entropy of softmax(f), so that the run also trains the
             network softmax(f), see `softmax_outputs`; ``"swish"``: f/(1 + exp(−0.1f)), trained with the square loss.
-        step: the learning rate as a part of the largest stable one.
+        step: the learning rate as a fraction of the largest stable one.
 
     Example:
         >>> WideNet(width=30)(torch.zeros(60, 1)).shape
@@ -90,16 +90,16 @@ def softmax_outputs(module: nn.Module, batch: Any) -> Tensor:
 class BottleneckNet(_Linearity):
     """f(x) = W_4 σ(W_3 (W_2 σ(W_1 x + b)/√m))/√m with W_2 (m_b, m) (LIN, eq. (31)).
 
-    The printed network has no b: then f(x) = |x|·f(±1), and no choice of the weights tells the class around 0 from the
-    two others.
+    The network in the paper has no b. Then f(x) = |x|·f(±1), and no weights separate the class around 0 from the other
+    two.
 
     Args:
         inputs: 1 in the paper.
         width: m.
         bottleneck: m_b.
         classes: C.
-        bias: ``False``: without b, as printed.
-        step: the learning rate as a part of the largest stable one.
+        bias: ``False``: without b, as in the paper.
+        step: the learning rate as a fraction of the largest stable one.
 
     Example:
         >>> BottleneckNet(width=30, bottleneck=3)(torch.zeros(60, 1)).shape

@@ -15,13 +15,13 @@ class RegimesNet(Supervised):
     """f(x) = (1/√m) Σ_k c_k σ(g_k v_kᵀx/‖v_k‖), σ = ReLU, with v_k ~ N(0, α²I), g_k = ‖v_k‖/α and c_k = ±1 fixed,
     trained with L = ½Σ_i(f(x_i) − y_i)² by gradient descent (DGM, eqs. (1.2), (2.4), (2.5)).
 
-    α decides whether directions (α < 1) or lengths (α > 1) do the learning, not what f is at the start.
+    α decides whether directions (α < 1) or lengths (α > 1) learn; the initial f does not depend on it.
 
     Args:
         inputs: d.
         width: m.
         alpha: α.
-        step: the learning rate as a part of 2/λ_max, λ_max = ‖V∞‖/α² + ‖G∞‖ ≥ ‖Λ∞‖ on the training samples.
+        step: the learning rate as a fraction of 2/λ_max, λ_max = ‖V∞‖/α² + ‖G∞‖ ≥ ‖Λ∞‖ on the training samples.
 
     Example:
         >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -36,7 +36,7 @@ class RegimesNet(Supervised):
         super().__init__()
         self.save_hyperparameters()
         self.alpha, self.step_fraction = alpha, step
-        # W = V/α has the rows g_k v_k/‖v_k‖, and WeightNorm's own start is g = ‖W_k‖ = ‖v_k‖/α, v = W_k.
+        # W = V/α has the rows g_k v_k/‖v_k‖; WeightNorm initializes g = ‖W_k‖ = ‖v_k‖/α and v = W_k.
         self.hidden = nn.Linear(inputs, width, bias=False)
         nn.init.normal_(self.hidden.weight)
         weight_norm(self.hidden)

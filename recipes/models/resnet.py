@@ -1,4 +1,4 @@
-"""ResNet18 for small images, with BatchNorm or with WeightNorm, trained as in practice."""
+"""ResNet18 for small images, with BatchNorm or WeightNorm, trained as in practice."""
 
 import math
 from collections.abc import Callable
@@ -18,20 +18,20 @@ _BLOCKS_OF_A_STAGE = 2
 
 
 class ResNet18(Supervised):
-    """Four stages of two residual blocks (He et al., 2016), in the form for images of 32×32 or 28×28 pixels: it begins
-    with a 3×3 convolution and pools at the end only. Cross entropy, SGD with momentum, a cosine schedule to zero.
+    """Four stages of two residual blocks (He et al., 2016), for images of 32×32 or 28×28 pixels: the first convolution
+    is 3×3, and only the end pools. Trained with cross entropy, SGD with momentum and a cosine schedule to zero.
 
-    Weight decay acts on the weight vectors, W_i before a BatchNorm and v_i of a WeightNorm, and not on what scales and
-    shifts them (γ, β, g, biases). The network does not depend on the norms of these vectors (but for the last layer of
-    the BatchNorm form), so decay is no penalty on the function: it lowers w_min, which raises the effective step
-    η/‖W_i‖². Plain gradient descent on WeightNorm without decay could not lower it (DGM, eq. 2.3).
+    Weight decay acts on the weight vectors, W_i before a BatchNorm and v_i of a WeightNorm, but not on scales and
+    shifts (γ, β, g, biases). The network does not depend on the norms of these vectors (except for the last layer with
+    BatchNorm), so decay does not penalize the function: it lowers w_min, which raises the effective step η/‖W_i‖².
+    Plain gradient descent on WeightNorm without decay cannot lower it (DGM, eq. 2.3).
 
     Args:
-        inputs: C·H·H of the images, with 3 channels if that is possible, else with one.
+        inputs: C·H·H of the images, with 3 channels if possible, else 1.
         classes: k, the outputs.
-        norm: ``"batch"``; or ``"weight"``: every convolution and the last layer is g v/‖v‖ with a bias, and there is no
+        norm: ``"batch"``; or ``"weight"``: every convolution and the last layer is g v/‖v‖ with a bias, without
             BatchNorm.
-        width: the channels of the first stage; every further stage has twice as many.
+        width: channels of the first stage; each further stage has twice as many.
         lr: of the first epoch.
         momentum: of SGD.
         weight_decay: of the weight vectors.
@@ -59,7 +59,7 @@ class ResNet18(Supervised):
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.net = _network(_channels(inputs), width, classes, nn.BatchNorm2d if norm == "batch" else nn.Identity)
         if norm == "weight":
-            _under_weight_norm(self.net)
+            _apply_weight_norm(self.net)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -75,13 +75,13 @@ class ResNet18(Supervised):
             (others if length or parameter.dim() == 1 else vectors).append(parameter)
         groups: list[dict[str, Any]] = [{"params": vectors, "weight_decay": self.weight_decay}, {"params": others}]
         optimizer = torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
-        # A function of the epoch, no scheduler that saves its length: a run resumed with more epochs gets their cosine.
+        # Unlike CosineAnnealingLR it saves no length: a run resumed with more epochs follows the longer cosine.
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _cosine(self.trainer.max_epochs))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
 
 
 def _cosine(epochs: int | None) -> Callable[[int], float]:
-    """The factor (1 + cos(π t/T))/2 of the learning rate in epoch t of T.
+    """Return the factor (1 + cos(π t/T))/2 of the learning rate in epoch t of T.
 
     Example:
         >>> [round(_cosine(4)(epoch), 3) for epoch in range(5)]
@@ -89,14 +89,14 @@ def _cosine(epochs: int | None) -> Callable[[int], float]:
     """
     if epochs is None or epochs < 1:
         raise ValueError(
-            f"Expected the number of epochs, for the cosine schedule, but the trainer has max_epochs = {epochs}. Set"
+            f"Expected a number of epochs for the cosine schedule, but the trainer has max_epochs = {epochs}. Set"
             " --trainer.max_epochs"
         )
     return lambda epoch: (1 + math.cos(math.pi * min(epoch / epochs, 1))) / 2
 
 
 def _channels(inputs: int) -> int:
-    """C of images of C·H·H numbers.
+    """Return C of images of C·H·H numbers.
 
     Example:
         >>> _channels(3072), _channels(784)
@@ -112,13 +112,13 @@ def _channels(inputs: int) -> int:
 
 
 def _network(channels: int, width: int, classes: int, norm: type[nn.Module]) -> nn.Sequential:
-    """Of torchvision's blocks. Its ResNet itself has a fixed width, and begins as images of 224×224 need it."""
+    """Build it of torchvision's blocks. Its ResNet has a fixed width and a first layer for images of 224×224."""
     blocks, before = [], width
     for stage in range(_STAGES):
         planes = width * 2**stage
         for _ in range(_BLOCKS_OF_A_STAGE):
             stride, shortcut = 1, None
-            if before != planes:  # the first block of a stage, but for the first stage
+            if before != planes:  # the first block of each stage except the first
                 stride = 2
                 shortcut = nn.Sequential(nn.Conv2d(before, planes, 1, stride, bias=False), norm(planes))
             blocks.append(BasicBlock(before, planes, stride, shortcut, norm_layer=norm))
@@ -135,16 +135,16 @@ def _network(channels: int, width: int, classes: int, norm: type[nn.Module]) -> 
 
 
 @torch.no_grad()
-def _under_weight_norm(net: nn.Sequential) -> None:
-    """Every convolution and the last layer as g v/‖v‖ (Salimans & Kingma, 2016), with a bias, and so begun that the
-    network trains with the step of BatchNorm. No data is needed for that, unlike for the beginning of their paper:
+def _apply_weight_norm(net: nn.Sequential) -> None:
+    """Make every convolution and the last layer g v/‖v‖ (Salimans & Kingma, 2016) with a bias, initialized so that the
+    network trains with the learning rate of BatchNorm. Unlike the initialization of their paper, this needs no data:
 
-    * g = √2 about keeps the second moment of the activations from a ReLU to the next, since ‖w_i‖² = 2 is what the
-      weights of He et al. (2015) have on average; for lengths of WeightNorm see Arpit, Campos & Bengio (2019).
-    * g = √(2/B) at the end of each of the B residual branches: their sum is of the order of one of them. Fixup (Zhang,
-      Dauphin & Ma, 2019) has zero there; then the directions v of these layers would have no gradient at first.
-    * Σ_j v_ij = 0 wherever the inputs come from a ReLU, hence have a mean: it would be most of what all units see
-      (Brock, De & Smith, 2021).
+    * g = √2 roughly keeps the second moment of the activations from one ReLU to the next, since the weights of He et
+      al. (2015) have ‖w_i‖² = 2 on average; for lengths of WeightNorm see Arpit, Campos & Bengio (2019).
+    * g = √(2/B) at the end of each of the B residual branches keeps their sum of the order of one branch. Fixup (Zhang,
+      Dauphin & Ma, 2019) uses zero there, but then the directions v of these layers would initially have no gradient.
+    * Σ_j v_ij = 0 wherever the inputs come from a ReLU: their nonzero mean would dominate all units (Brock, De & Smith,
+      2021).
     """
     ends = {block.conv2 for block in net.modules() if isinstance(block, BasicBlock)}
     for module in list(net.modules()):

@@ -1,4 +1,4 @@
-"""What the small networks of the recipes share: steps on pairs (x, y), what they log, plain gradient descent."""
+"""Base class of the recipes' networks: training and validation steps, logging, plain gradient descent."""
 
 import pytorch_lightning as pl
 import torch
@@ -8,7 +8,7 @@ __all__ = ["Supervised", "square_loss"]
 
 
 def square_loss(output: Tensor, classes: Tensor) -> Tensor:
-    """L = (1/n) Σ_i Σ_h (y_ih − f_h(x_i))², the papers' loss, against one-hot targets; for ``nn.MSELoss`` divide by k.
+    """Compute the papers' loss L = (1/n) Σ_i Σ_h (y_ih − f_h(x_i))² with one-hot targets, k times ``nn.MSELoss``.
 
     Example:
         >>> float(square_loss(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])))
@@ -18,8 +18,8 @@ def square_loss(output: Tensor, classes: Tensor) -> Tensor:
 
 
 class Supervised(pl.LightningModule):
-    """Logs loss and accuracy of both stages, and trains with SGD without momentum and weight decay: full batches make
-    it gradient descent. A subclass sets ``lr``, and says what its loss is."""
+    """Log loss and accuracy of both stages, and train with SGD without momentum and weight decay, which is gradient
+    descent with full batches. A subclass sets ``lr`` and may override ``loss``."""
 
     lr: float
 
@@ -27,7 +27,7 @@ class Supervised(pl.LightningModule):
         return square_loss(output, y)
 
     def correct(self, output: Tensor, y: Tensor) -> Tensor:
-        """Which samples (n,) are classified as they should be."""
+        """Tell which samples (n,) are classified correctly."""
         return output.argmax(1) == y
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

@@ -27,7 +27,7 @@ class TanhMLP(Supervised):
         classes: k, the outputs.
         scaling: ``"paper"`` or ``"pytorch"``.
         sigma: σ₀ of the paper's scaling.
-        step: the learning rate as a part of 2/λ_max, the largest that is stable at the start.
+        step: the learning rate as a fraction of 2/λ_max, the largest stable one at the start.
 
     Example:
         >>> model = TanhMLP(inputs=4, width=8, classes=3)

@@ -21,8 +21,8 @@ class WeightNormMLP(Supervised):
         width: m, the units of each hidden layer.
         depth: L, the number of hidden layers.
         classes: k, the outputs.
-        lr: of plain SGD: without momentum and weight decay the norms ‖v_i‖ cannot fall (DGM, eq. 2.3).
-        init: c, if all weights start uniform in ±c/√m (WN, Section 7); ``None``: as PyTorch does.
+        lr: of plain SGD; without momentum and weight decay the norms ‖v_i‖ cannot fall (DGM, eq. 2.3).
+        init: c: draw all weights uniformly from ±c/√m (WN, Section 7); ``None``: PyTorch's default.
 
     Example:
         >>> import torch

@@ -33,7 +33,7 @@ def test_the_embedded_images_need_nothing():
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10", "folder"])
 def test_the_embedded_images_stand_in_and_it_is_said_once(dataset):
     data = Images(dataset, limit=10)
-    with pytest.warns(UserWarning, match=r"stands in for .*--data\.root DIR") as caught:
+    with pytest.warns(UserWarning, match=r"instead of .*--data\.root DIR") as caught:
         data.setup("fit")
     assert len(caught) == 1
     with warnings.catch_warnings():

@@ -94,7 +94,7 @@ def test_an_error_of_the_training_is_not_taken_for_a_refused_option(monkeypatch)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--data.root=/nowhere"], "normtheory: Expected MNIST in /nowhere, but it is not there."),
+        (["--data.root=/nowhere"], "normtheory: Expected MNIST in /nowhere, but did not find it."),
         (["--data.limit=0"], "normtheory: Expected limit to be a positive integer, but got 0."),
         (["--data.dataset=mnits"], "Did you mean 'mnist'?"),
     ],
