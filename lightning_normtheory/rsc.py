@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightning_normtheory.autodiff.graph import refuse_reentrant_checkpoints
 from lightning_normtheory.linalg.inner_products import exact_dot
 from lightning_normtheory.measuring.preserve import preserve_state
-from lightning_normtheory.model.checks import count_samples, list_batches, require_graph, trainable_parameters
+from lightning_normtheory.model.checks import count_output_samples, list_batches, require_graph, trainable_parameters
 
 __all__ = ["RSC", "add_gradients", "gradients_of", "rsc_from_sums", "rsc_of_one_batch", "rsc_ratio", "zero_gradient"]
 
@@ -66,7 +66,7 @@ def rsc_ratio(
             reset_buffers()
             output = model(x)
             value = loss(output, y)
-            n = count_samples(output)
+            n = count_output_samples(output)
             add_gradients(loss_gradient, gradients_of(value, parameters, retain_graph=True), n, sizes)
             add_gradients(predictor_gradient, gradients_of(output.sum(), parameters), 1, sizes)
             loss_sum += n * float(value.detach())

@@ -1,8 +1,8 @@
 """The processes of a run in step with each other, whichever of them fails, and wherever."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from pytorch_lightning import Trainer
@@ -14,6 +14,7 @@ from lightning_normtheory.measuring.processes import (
     FailedElsewhereError,
     OutOfMemoryElsewhereError,
     Processes,
+    Refusal,
 )
 
 __all__ = ["TrainerProcesses", "processes_of"]
@@ -29,10 +30,10 @@ class _Status(IntEnum):
     OUT_OF_MEMORY = 2
     ENDED = 3
     ENDED_BADLY = 4
-    SIGNAL = 5  # and the numbers behind it
+    REFUSED = 5  # plus the code of the refusal
 
 
-_LENGTH = _Status.SIGNAL + 4
+_LENGTH = _Status.REFUSED + 4
 # Sizes are compared up to multiples of this, so that sums of their squares are exact.
 _MODULUS = 1_000_003
 
@@ -61,7 +62,8 @@ class TrainerProcesses(Processes):
         torch.distributed.all_reduce(moved)
         return moved.to(values.device)
 
-    def run_on_all(self, action: Callable[[], T], signals: Sequence[type[Exception]] = ()) -> T:
+    def run_on_all(self, action: Callable[[], T]) -> T:
+        result: T | None = None
         error: Exception | None = None
         try:
             result = action()
@@ -70,10 +72,10 @@ class TrainerProcesses(Processes):
                 raise
             error = caught
         try:
-            self._exchange(_status_of(error, signals), error, signals)
+            worst = self._exchange(_status_of(error, result), error)
         finally:
             error = None  # or this frame, which it holds, would hold it, and all that the action had made
-        return result
+        return cast(T, result if worst == _Status.WORKING else Refusal(worst - _Status.REFUSED))
 
     def end(self, *, failed: bool) -> bool:
         while True:  # until all have come to their ends: some may still have to hear of the failure of another
@@ -81,10 +83,11 @@ class TrainerProcesses(Processes):
             if counts[_Status.ENDED] + counts[_Status.ENDED_BADLY] == self.count:
                 return counts[_Status.ENDED_BADLY] > 0
 
-    def _exchange(
-        self, status: int, error: Exception | None = None, signals: Sequence[type[Exception]] = (), *, size: int = 0
-    ) -> None:
+    def _exchange(self, status: int, error: Exception | None = None, *, size: int = 0) -> int:
         """Say how it is here, and how many numbers are to be added up next.
+
+        Returns:
+            WORKING, or the refusal with the largest code.
 
         Raises:
             Exception: the gravest of all processes: this one's own, or one that stands for it; also if they are about
@@ -92,12 +95,12 @@ class TrainerProcesses(Processes):
         """
         counts, in_step = self._count(status, size)
         gravest = _gravest(counts)
-        if gravest == _Status.WORKING and in_step:
-            return
-        gravest = max(gravest, _Status.FAILED)
+        refused = gravest >= _Status.REFUSED and size == 0  # a sum cannot be refused
+        if in_step and (refused or gravest == _Status.WORKING):
+            return gravest
+        gravest = gravest if gravest == _Status.OUT_OF_MEMORY else _Status.FAILED
         if error is None or gravest != status:
-            meant = dict(enumerate(signals, _Status.SIGNAL))
-            error = meant.get(gravest, _ELSEWHERE.get(gravest, FailedElsewhereError))()
+            error = _ELSEWHERE[gravest]()
         error.known_to_all = True  # type: ignore[attr-defined]
         try:
             raise error
@@ -129,12 +132,9 @@ def _is_known(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _status_of(error: Exception | None, signals: Sequence[type[Exception]]) -> int:
+def _status_of(error: Exception | None, result: object) -> int:
     if error is None:
-        return _Status.WORKING
-    for number, signal in enumerate(signals):
-        if isinstance(error, signal):
-            return _Status.SIGNAL + number
+        return _Status.REFUSED + result.code if isinstance(result, Refusal) else _Status.WORKING
     return _Status.OUT_OF_MEMORY if is_out_of_memory(error) else _Status.FAILED
 
 
@@ -144,4 +144,4 @@ def _gravest(counts: list[int]) -> int:
         return _Status.FAILED
     if counts[_Status.OUT_OF_MEMORY]:
         return _Status.OUT_OF_MEMORY
-    return max((status for status in range(_Status.SIGNAL, _LENGTH) if counts[status]), default=_Status.WORKING)
+    return max((status for status in range(_Status.REFUSED, _LENGTH) if counts[status]), default=_Status.WORKING)

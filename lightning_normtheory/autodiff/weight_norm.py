@@ -4,21 +4,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.utils.weight_norm  # the module, which the function of the same name hides
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["ComposedWeightNorm", "DifferentiatedInside", "EffectiveWeights", "WeightNormMap"]
+__all__ = ["ComposedWeightNorm", "EffectiveWeights", "WeightNormMap"]
 
+T = TypeVar("T")
 _fused_weight_norm = torch._weight_norm
 _DIFFERENTIATE = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
 
-class DifferentiatedInside(Exception):  # no error: a request to begin again
-    """A loss differentiates with respect to a parameter of a WeightNorm."""
+class _DifferentiatedInside(Exception):
+    """Leaves a user's function that differentiates with respect to a g or v, which is not in the graph."""
 
 
 class ComposedWeightNorm(TorchFunctionMode):
@@ -53,16 +54,15 @@ class ComposedWeightNorm(TorchFunctionMode):
 
 
 class EffectiveWeights(ComposedWeightNorm):
-    """Inside, every weight under WeightNorm is a leaf of the graph, and `maps` knows where it comes from.
+    """Inside, every weight under WeightNorm is a leaf of the graph; `maps` records its g and v.
 
     Second derivatives with respect to w cost nothing extra that way; `WeightNormMap` takes them back to g and v. The
     same g and v always give the same leaf: in every batch, in layers that share them, and when checkpointing runs a
     forward pass again.
 
     Attributes:
-        maps: of the leaves so far.
-        composed: whether to do without leaves, as `ComposedWeightNorm` does. A loss that differentiates with respect to
-            g or v itself must find them in the graph: it raises `DifferentiatedInside`, and is tried again like this.
+        maps: one for each leaf so far.
+        composed: whether g and v are in the graph instead of leaves, as in `ComposedWeightNorm`.
     """
 
     def __init__(self) -> None:
@@ -70,11 +70,25 @@ class EffectiveWeights(ComposedWeightNorm):
         self.maps: dict[tuple[int, int, int], WeightNormMap] = {}
         self.composed = False
 
+    def compose(self) -> None:
+        """Use g and v in the graph from now on, instead of leaves."""
+        self.composed = True
+        self.maps.clear()
+
+    def run(self, action: Callable[[], T]) -> T:
+        """Run ``action`` with leaves; if it differentiates with respect to a g or v itself, run it again composed."""
+        try:
+            return action()
+        except _DifferentiatedInside:
+            self.compose()
+        # Not in the except clause: there the traceback still holds the graph.
+        return action()
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _DIFFERENTIATE and not self.composed and self._reaches_a_parameter(func, args, kwargs or {}):
-            raise DifferentiatedInside
+            raise _DifferentiatedInside
         return super().__torch_function__(func, types, args, kwargs)
 
     def _reaches_a_parameter(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -14,13 +14,13 @@ from lightning_normtheory.autodiff.second_derivatives import (
     refuse_wrong_second_derivatives,
     twice_differentiable,
 )
-from lightning_normtheory.autodiff.weight_norm import DifferentiatedInside, EffectiveWeights
+from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.measuring.rng import isolated_rng
-from lightning_normtheory.model.checks import count_samples, list_batches, require_graph, trainable_parameters
+from lightning_normtheory.model.checks import count_output_samples, list_batches, require_graph, trainable_parameters
 from lightning_normtheory.model.parameters import FlatParameters
 
 __all__ = ["LossHessian", "Memory", "hessian_operator", "hessian_vector_product"]
@@ -92,7 +92,7 @@ def hessian_operator(
         def loss_of(x: Any, y: Any) -> tuple[Tensor, int]:
             reset_buffers()
             output = model(x)
-            return loss(output, y), count_samples(output)
+            return loss(output, y), count_output_samples(output)
 
         with LossHessian(parameters, [partial(loss_of, x, y) for x, y in batches], memory=memory) as hessian:
             yield hessian
@@ -183,19 +183,17 @@ class LossHessian:
 
     def _gradient_sum(self) -> Tensor:
         try:
-            return self._collect_gradients()
-        except DifferentiatedInside:
-            self._weights.composed = True
+            return self._weights.run(self._collect_gradients)
         except Exception as error:
             # Several processes must switch together: their caller decides.
             if self._processes.count > 1 or self._memory == "low" or not is_out_of_memory(error):
                 raise
             self._memory = "low"
         # Outside the except clause, where the traceback would keep the last graph alive.
-        self._drop_graphs()
         return self._gradient_sum()
 
     def _collect_gradients(self) -> Tensor:
+        self._drop_graphs()  # of an attempt that failed
         sums: dict[Tensor, Tensor] = {}
         samples = 0
         for index in range(len(self._losses)):

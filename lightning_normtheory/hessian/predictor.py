@@ -17,7 +17,7 @@ from lightning_normtheory.hessian.eigenvalues import check_options
 from lightning_normtheory.hessian.operator import LossHessian
 from lightning_normtheory.linalg.eigensolvers import batched_lanczos, lanczos
 from lightning_normtheory.measuring.preserve import preserve_state
-from lightning_normtheory.model.checks import count_samples, has_samples, some_samples, trainable_parameters
+from lightning_normtheory.model.checks import count_output_samples, has_samples, some_samples, trainable_parameters
 from lightning_normtheory.model.layers import with_batch_statistics
 from lightning_normtheory.model.parameters import FlatParameters
 
@@ -93,7 +93,7 @@ def predictor_hessian(
     parameters = trainable_parameters(model)
     with preserve_state(model, batch_stats=batch_stats) as reset_buffers, torch.enable_grad():
         together = model(x)
-        n = count_samples(together)
+        n = count_output_samples(together)
         if n == 0:
             raise ValueError("Expected at least one sample, but the input holds none.")
         k, asked = together[0].numel(), n if first is None else min(first, n)

@@ -1,34 +1,46 @@
-"""Several processes that measure one thing together, as seen from the theory; here, one by itself."""
+"""Several processes that measure one thing together: the interface, and the case of a single process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
 
-__all__ = ["SINGLE_PROCESS", "FailedElsewhereError", "OutOfMemoryElsewhereError", "Processes"]
+__all__ = ["SINGLE_PROCESS", "FailedElsewhereError", "OutOfMemoryElsewhereError", "Processes", "Refusal"]
 
 T = TypeVar("T")
 
 
 class FailedElsewhereError(RuntimeError):
-    """This process did its part, another one did not."""
+    """Another process failed; this one did not."""
 
     def __init__(self) -> None:
         super().__init__("The measurement failed in another process, which reports the reason.")
 
 
 class OutOfMemoryElsewhereError(FailedElsewhereError, MemoryError):
-    """Another process has run out of memory: all do with less, or none."""
+    """Another process ran out of memory: all processes retry with less, or none."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Returned in place of a result by a strategy that does not fit, so that the caller tries the next one.
+
+    Attributes:
+        code: of the reason, 0 to 3. If processes refuse for different reasons, the largest code counts.
+    """
+
+    code: int
 
 
 class Processes:
-    """One process: what it has is all there is. Several are a subclass.
+    """A single process, and the interface of several, which are a subclass.
 
-    Every method is called by all processes in the same order. What fails in one of them fails in all.
+    All processes call the same methods in the same order. What fails in one of them fails in all.
 
     Attributes:
-        rank: the number of this process.
-        count: how many there are.
+        rank: the index of this process.
+        count: the number of processes.
 
     Example:
         >>> SINGLE_PROCESS.run_on_all(lambda: 3)
@@ -39,20 +51,19 @@ class Processes:
     count = 1
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over all processes; it may be written over ``values``."""
+        """Sum over all processes; may overwrite ``values``."""
         return values
 
-    def run_on_all(self, action: Callable[[], T], signals: Sequence[type[Exception]] = ()) -> T:
-        """What ``action``, the part of this process, returns.
+    def run_on_all(self, action: Callable[[], T]) -> T:
+        """Run ``action``, the part of this process, and return its result.
 
-        Args:
-            signals: exceptions that are no failures. If some process raises one, all do, and the last in this list
-                comes before the others.
+        If it fails in one process, all raise. If it returns a `Refusal` in one, all return the refusal with the largest
+        code.
         """
         return action()
 
     def end(self, *, failed: bool) -> bool:
-        """At the end of what is done together: whether it has failed in some process."""
+        """Finish the joint work; return whether it failed in any process."""
         return failed
 
 

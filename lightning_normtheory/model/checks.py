@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 __all__ = [
-    "count_samples",
+    "count_output_samples",
     "has_samples",
     "list_batches",
     "map_leaves",
@@ -54,7 +54,7 @@ def list_batches(batches: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return listed
 
 
-def count_samples(output: Any) -> int:
+def count_output_samples(output: Any) -> int:
     """The number of samples in a model's output.
 
     Raises:

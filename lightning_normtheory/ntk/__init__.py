@@ -1,4 +1,24 @@
-"""The empirical tangent kernel: network, plan, gradients, assembly, result."""
+"""The empirical tangent kernel.
+
+In the order in which a measurement passes through the modules:
+
+* ``empirical``: the public function; chooses the precision and builds the result
+* ``precision``: lend the model parameters of another dtype
+* ``network``: run the model; parameters and WeightNorm weights as leaves of the graph
+* ``strategies``: the ways to compute the kernel, tried in order until one fits
+* ``plan``: choose for each parameter whether the structure of its layer gives its gradients
+* ``parameter_uses``: find the uses of each parameter in the autograd graph, one rule for each operation
+* ``sample_axis``: find the axis of the samples in a tensor inside the network
+* ``verification``: check that batching changes no outputs and gradients; the reasons to refuse a strategy
+* ``gradients``: gradients from the structure, in a sample loop, or through the whole batch
+* ``memory``: **the memory limit** (`MEMORY_LIMIT`), the portions that keep it, the retry with less
+* ``assembly``: add up the kernel block by block, shared between processes
+* ``factors``: the gradients of one parameter as factors; WeightNorm's split into lengths and directions
+* ``gram``: Gram matrices of such factors without forming gradients
+* ``rank``: limits of the rank, duplicate samples
+* ``result``: `TangentKernel`, its parts, spectrum and error bound
+* ``dynamics``: compare a kernel with an earlier one and with the labels
+"""
 
 from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
 from lightning_normtheory.ntk.empirical import empirical_ntk

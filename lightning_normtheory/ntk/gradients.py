@@ -1,4 +1,4 @@
-"""Where the gradients of samples come from: the structure of the layers, or backward passes through the batch."""
+"""Compute the gradients of samples: from the structure of the layers, in a sample loop, or through the whole batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -7,34 +7,35 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.measuring.memory import is_out_of_memory
-from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes
+from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import some_samples
 from lightning_normtheory.ntk.factors import Gradients, LeafFactors
-from lightning_normtheory.ntk.network import Leaf, Network, RecordingWeights
+from lightning_normtheory.ntk.network import Leaf, Network
 from lightning_normtheory.ntk.parameter_uses import Use
-from lightning_normtheory.ntk.plan import Plan, backward, leaf_factors, make_plan, weights_of
-from lightning_normtheory.ntk.sample_axis import StructureChanged
-from lightning_normtheory.ntk.verification import SIGNALS, Evidence, SamplesCoupled, at_use
+from lightning_normtheory.ntk.plan import Plan, backward, leaf_factors, make_plan, mixing_weights
+from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS, Evidence, at_use
 
-__all__ = ["Coupled", "Independent", "Source"]
+__all__ = ["CoupledSamples", "FactorsOf", "GradientSource", "IndependentSamples"]
 
-# How many samples the structure of a network is tried on.
+# The number of samples on which the structure of a network is tried.
 _FEW = 8
+# Makes the factors of a leaf when called, not before: the patches of images are larger than the images.
+FactorsOf = Callable[[Leaf], LeafFactors | Refusal]
 
 
-class Source(Protocol):
-    """Where the gradients of samples come from.
+class GradientSource(Protocol):
+    """Computes the gradients of samples.
 
     Attributes:
-        network: whose gradients they are.
-        sizes: the number of samples in each group of those that can be run together.
-        leaves: in which gradients are taken.
-        one_by_one: those of them whose gradients are taken sample by sample though samples are independent.
+        network: the network that is differentiated.
+        sizes: the number of samples in each group; the samples of a group can be run together.
+        leaves: the tensors with respect to which gradients are taken.
+        one_by_one: those of them whose gradients are computed sample by sample although samples are independent.
         outputs: k.
-        entries: numbers to be kept for each sample and output.
-        entries_besides: numbers to be kept for each sample.
+        entries: the number of entries to be kept per sample and output.
+        saved_entries: the number of entries to be kept per sample.
     """
 
     network: Network
@@ -43,28 +44,46 @@ class Source(Protocol):
     one_by_one: list[Leaf]
     outputs: int
     entries: int
-    entries_besides: int
+    saved_entries: int
 
-    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
-        """Of some samples of a group, for the outputs Σ_h cotangent_h f_h."""
+    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> FactorsOf | Refusal:
+        """The gradients of Σ_h cotangent_h f_h for some samples of a group."""
 
 
-class Independent:
-    """Samples that do not see each other: any of them can be run together, and the structure of the layers is used.
-
-    A few of them, spread over each group, are run by themselves first. If they have other outputs or gradients among
-    the others than by themselves, that ends it.
+class IndependentSamples:
+    """Samples that do not interact: any of them can be run together, and the structure of the layers is used.
 
     Args:
-        groups: inputs with the number of samples in them.
-        cotangents_of: makes the cotangents (c, k) of a number k of outputs.
-        structured: whether to use the structure at all.
-        processes: between which the samples are shared out that are run one by one.
-        divisor: try it on so many times fewer samples than usual.
+        groups: inputs with their numbers of samples.
+        plans: one for each group.
+        processes: share the samples of the sample loop.
     """
 
     def __init__(
         self,
+        network: Network,
+        groups: Sequence[tuple[Any, int]],
+        plans: Sequence[Plan],
+        processes: Processes = SINGLE_PROCESS,
+    ) -> None:
+        self.network, self._groups, self._plans, self._processes = network, groups, plans, processes
+        self.sizes = [samples for _, samples in groups]
+        self.outputs = plans[0].outputs
+        one_by_one = [leaf for plan in plans for leaf in plan.one_by_one]
+        # A leaf without structure in one group is left to the sample loop in all.
+        everywhere = set.intersection(*(set(plan.structured) for plan in plans))
+        elsewhere = (leaf for plan in plans for leaf in plan.structured if leaf not in everywhere)
+        one_by_one += network.parameters_of(elsewhere)
+        self._structured = [leaf for leaf in plans[0].structured if leaf in everywhere]
+        self.one_by_one = list(dict.fromkeys(one_by_one))
+        self.leaves = [*self._structured, *self.one_by_one]
+        self.entries = max(plan.entries for plan in plans)
+        self.entries += sum(leaf.tensor.numel() for leaf in self.one_by_one)
+        self.saved_entries = max(plan.saved_entries for plan in plans)
+
+    @classmethod
+    def prepare(
+        cls,
         network: Network,
         groups: Sequence[tuple[Any, int]],
         cotangents_of: Callable[[int], Tensor],
@@ -72,65 +91,89 @@ class Independent:
         structured: bool,
         processes: Processes = SINGLE_PROCESS,
         divisor: int = 1,
-    ) -> None:
-        self.network, self._groups, self._processes = network, groups, processes
-        self.sizes = [samples for _, samples in groups]
-        self._plans = [
-            make_plan(network, *_few_samples(*group, divisor), cotangents_of, structured=structured) for group in groups
-        ]
-        self.outputs = self._plans[0].outputs
-        one_by_one = [leaf for plan in self._plans for leaf in plan.one_by_one]
-        # What one group lacks the structure for is taken one by one in all.
-        everywhere = set.intersection(*(set(plan.structured) for plan in self._plans))
-        one_by_one += network.raw(leaf for plan in self._plans for leaf in plan.structured if leaf not in everywhere)
-        self._structured = [leaf for leaf in self._plans[0].structured if leaf in everywhere]
-        self.one_by_one = list(dict.fromkeys(one_by_one))
-        self.leaves = [*self._structured, *self.one_by_one]
-        self.entries = max(plan.entries for plan in self._plans)
-        self.entries += sum(leaf.tensor.numel() for leaf in self.one_by_one)
-        self.entries_besides = max(plan.saved_entries for plan in self._plans)
+    ) -> "IndependentSamples | Refusal":
+        """Plan each group from a few samples, spread over it.
 
-    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
+        Args:
+            cotangents_of: makes the cotangents (c, k) for k outputs.
+            structured: whether to use the structure at all.
+            divisor: try this many times fewer samples.
         """
-        Raises:
-            SamplesCoupled: if the samples do see each other.
-            StructureChanged: if these have another graph than the first ones, or other gradients.
+        plans = []
+        for group in groups:
+            plan = make_plan(network, *_few_samples(*group, divisor), cotangents_of, structured=structured)
+            if isinstance(plan, Refusal):
+                return plan
+            plans.append(plan)
+        return cls(network, groups, plans, processes)
+
+    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> FactorsOf | Refusal:
+        """
+        Returns:
+            A refusal if the few samples of the plan have other outputs or gradients here than by themselves, or if the
+            graph is another one.
         """
         (x, total), plan = self._groups[group], self._plans[group]
         x = some_samples(x, total, which)
-        found, values = self._processes.run_on_all(lambda: self._run(plan, x, which, cotangents, folded), SIGNALS)
-        for leaf, value in values.items():
-            found[leaf] = Gradients.of(self._processes.sum(value), folded=folded)
-        return found
+        found = self._processes.run_on_all(lambda: self._run(plan, x, which, cotangents, folded))
+        if isinstance(found, Refusal):
+            return found
+        structured, values = found
+        looped = {leaf: Gradients.of(self._processes.sum(value), folded=folded) for leaf, value in values.items()}
+        return lambda leaf: looped[leaf] if leaf in looped else structured(leaf)
 
     def _run(
         self, plan: Plan, x: Any, which: slice, cotangents: Tensor, folded: bool
-    ) -> tuple["_Lazy", dict[Leaf, Tensor]]:
-        """What the structure gives of all these samples, and this process's part of what is had one by one."""
+    ) -> tuple[FactorsOf, dict[Leaf, Tensor]] | Refusal:
+        """The factors of structured leaves, and this process's part of the sample loop."""
         samples = which.stop - which.start
         output = self.network.with_leaves(x, samples)
-        plan.evidence.compare_outputs(output.detach(), which.start)
-        found = _Lazy(plan, samples, folded)
+        if not plan.evidence.same_outputs(output.detach(), which.start):
+            return SAMPLES_INTERACT
+        uses = plan.uses(self.network, output) if self._structured else []
+        if uses is None:
+            return STRUCTURE_DIFFERS
+        by_output: list[list[Tensor]] = []
         if self._structured:
-            found.weights = self.network.weights
-            found.uses = plan.uses(self.network, output)
-            found.by_output = [backward(self.network, output, found.uses, c.expand(samples, -1)) for c in cotangents]
-            if len(cotangents) == plan.cotangents:
-                self._compare_uses(plan, found, which.start)
-        return found, self._one_by_one(x, output.detach(), cotangents) if self.one_by_one else {}
+            for cotangent in cotangents:
+                at_uses = backward(self.network, output, uses, cotangent.expand(samples, -1))
+                if at_uses is None:
+                    return STRUCTURE_DIFFERS
+                by_output.append(at_uses)
+            if not self._structure_holds(plan, uses, by_output, which):
+                return STRUCTURE_DIFFERS
+        values = self._loop(x, output.detach(), cotangents) if self.one_by_one else {}
+        if isinstance(values, Refusal):
+            return values
+
+        def structured(leaf: Leaf) -> LeafFactors | Refusal:
+            mine = [(uses[i], plan.axes[i], [g[i] for g in by_output]) for i in plan.structured[leaf]]
+            factors = leaf_factors(self.network.weights, leaf, mine, samples, folded=folded)
+            return STRUCTURE_DIFFERS if factors is None else factors
+
+        return structured, values
 
     @torch.no_grad()
-    def _compare_uses(self, plan: Plan, found: "_Lazy", first: int) -> None:
-        """The few samples that are among these; a portion of the outputs is not enough to compare."""
-        mine, theirs = plan.evidence.common(first, found.samples)
-        weights = weights_of(found.by_output[0][0].new_empty(plan.cotangents))
+    def _structure_holds(
+        self, plan: Plan, uses: Sequence[Use], by_output: Sequence[Sequence[Tensor]], which: slice
+    ) -> bool:
+        """Check the axes of the samples and, for the samples of the plan among these, the gradients at all uses."""
+        samples = which.stop - which.start
+        mine, theirs = plan.evidence.common(which.start, samples)
+        weights = mixing_weights(by_output[0][0].new_empty(plan.cotangents))
         for index in (index for leaf in self._structured for index in plan.structured[leaf]):
-            gradients = [each[index] for each in found.by_output]
-            with self.network.weights.in_backward():
-                seen = at_use(found.uses[index], plan.axes[index], gradients, weights, found.samples, theirs)
-            plan.evidence.compare_use(index, mine, seen)
+            gradients, axis = [each[index] for each in by_output], plan.axes[index]
+            if axis is None or not axis.fits(gradients[0], samples):
+                return False
+            if len(by_output) == plan.cotangents:  # a portion of the outputs is not enough to compare
+                with self.network.weights.in_backward():
+                    seen = at_use(uses[index], axis, gradients, weights, samples, theirs)
+                if not plan.evidence.same_at_use(index, mine, seen):
+                    return False
+        return True
 
-    def _one_by_one(self, x: Any, together: Tensor, cotangents: Tensor) -> dict[Leaf, Tensor]:
+    def _loop(self, x: Any, together: Tensor, cotangents: Tensor) -> dict[Leaf, Tensor] | Refusal:
+        """Run the samples of this process one by one; the others stay zero."""
         samples = len(together)
         values = _empty(self.one_by_one, samples, len(cotangents))
         for i, counts in _turns(range(samples), self._processes):
@@ -139,64 +182,54 @@ class Independent:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                raise SamplesCoupled from error
-            Evidence(torch.tensor([i]), alone.detach(), []).compare_outputs(together, 0)
+                return SAMPLES_INTERACT
+            if not Evidence(torch.tensor([i]), alone.detach(), []).same_outputs(together, 0):
+                return SAMPLES_INTERACT
             if counts:
                 _fill(values, i, alone, cotangents[:, None])
         return values
 
 
 def _turns(samples: range, processes: Processes) -> Iterator[tuple[int, bool]]:
-    """The samples of this process, and whether it has not run out of them: a forward pass of the user's may wait for
-    the other processes, so that all make the same number."""
+    """The samples of this process, each with whether it counts.
+
+    All processes run equally many, since a user's forward pass may wait for the other processes: a process that has no
+    sample left repeats the last one, which does not count.
+    """
     for first in range(0, len(samples), processes.count):
         turn = first + processes.rank
         yield samples[min(turn, len(samples) - 1)], turn < len(samples)
 
 
 def _few_samples(x: Any, samples: int, divisor: int) -> tuple[Any, Tensor]:
-    """Some samples, spread over all, and their numbers; two at least, where there are two, to tell them apart."""
+    """A few samples, spread over all, with their indices; at least two, if there are two, to tell samples apart."""
     which = torch.linspace(0, samples - 1, min(samples, max(2, _FEW // divisor))).round().long()
     return some_samples(x, samples, which), which
 
 
-class _Lazy(dict[Leaf, LeafFactors]):
-    """The factors of a leaf are made when they are asked for: patches of images are larger than images."""
+class CoupledSamples:
+    """Samples that interact, as through the statistics of a batch.
 
-    weights: RecordingWeights
-    uses: Sequence[Use] = ()
-    by_output: Sequence[Sequence[Tensor]] = ()
-
-    def __init__(self, plan: Plan, samples: int, folded: bool) -> None:
-        super().__init__()
-        self._plan, self.samples, self._folded = plan, samples, folded
-
-    def __missing__(self, leaf: Leaf) -> LeafFactors:
-        mine = [(self.uses[i], self._plan.axes[i], [g[i] for g in self.by_output]) for i in self._plan.structured[leaf]]
-        factors = leaf_factors(self.weights, leaf, mine, self.samples, folded=self._folded)
-        if factors is None:
-            raise StructureChanged
-        return factors
-
-
-class Coupled:
-    """Samples that see each other, as through the statistics of a batch: the derivative goes through the whole batch,
-    one output after the other. (Several at once, batched by torch, take three times as long.)"""
+    The derivative goes through the whole batch, one output after the other. (Several at once, batched by torch, take
+    three times as long.)
+    """
 
     def __init__(self, network: Network, batches: Sequence[SampleBatch], processes: Processes = SINGLE_PROCESS) -> None:
         self.network, self._batches, self._processes = network, batches, processes
         self.sizes = [batch.asked for batch in batches]
         self.leaves = network.parameters
         self.one_by_one: list[Leaf] = []
-        self.entries, self.entries_besides = sum(leaf.tensor.numel() for leaf in self.leaves), 0
+        self.entries, self.saved_entries = sum(leaf.tensor.numel() for leaf in self.leaves), 0
         self.outputs = network(batches[0].x, batches[0].samples).shape[1]
 
-    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> dict[Leaf, LeafFactors]:
+    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> FactorsOf | Refusal:
         values = self._processes.run_on_all(lambda: self._run(self._batches[group], which, cotangents))
-        return {leaf: Gradients.of(self._processes.sum(value), folded=folded) for leaf, value in values.items()}
+        return {
+            leaf: Gradients.of(self._processes.sum(value), folded=folded) for leaf, value in values.items()
+        }.__getitem__
 
     def _run(self, batch: SampleBatch, which: slice, cotangents: Tensor) -> dict[Leaf, Tensor]:
-        """This process's part of the gradients; the others are zero."""
+        """The gradients of this process's samples; the others stay zero."""
         output = self.network(batch.x, batch.samples)
         values = _empty(self.leaves, which.stop - which.start, len(cotangents))
         for i in range(which.start, which.stop)[self._processes.rank :: self._processes.count]:
@@ -211,7 +244,7 @@ def _empty(leaves: Sequence[Leaf], samples: int, outputs: int) -> dict[Leaf, Ten
 
 
 def _fill(values: dict[Leaf, Tensor], sample: int, output: Tensor, cotangents: Tensor) -> None:
-    """Plain autograd, once for each cotangent."""
+    """Compute the gradients of one sample with plain autograd, one pass for each cotangent."""
     tensors = [leaf.tensor for leaf in values]
     for h, cotangent in enumerate(cotangents):
         tick("pass")

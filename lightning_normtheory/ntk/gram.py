@@ -18,8 +18,8 @@ from torch import Tensor
 __all__ = ["Factors", "Target", "add_gram", "add_lookup_gram", "add_outer_gram"]
 
 # Tiles of so many rows leave out most of what lies below the diagonal, and are large enough for fast products.
-_ROWS = 128
-_BYTES = 2**25
+_TILE_ROWS = 128
+_TILE_BYTES = 2**25
 # What an entry of the product of two Grams costs beside its inner products, in units of a multiplication.
 _ENTRY = 24
 
@@ -62,7 +62,7 @@ def add_gram(targets: Sequence[Target], xs: Sequence[Tensor], ys: Sequence[Tenso
         tensor([[5., 3.],
                 [0., 9.]], dtype=torch.float64)
     """
-    for rows, cols in _tiles(len(xs[0]), len(ys[0]), upper, _ROWS):
+    for rows, cols in _tiles(len(xs[0]), len(ys[0]), upper, _TILE_ROWS):
         total: Tensor | None = None
         for x, y in zip(xs, ys):
             # All metrics in one product: most of the time goes into getting y to where it can be multiplied.
@@ -171,7 +171,7 @@ def _add_by_gradients(out: Tensor, first: Factors, second: Factors, upper: bool)
     if first.rows[0].shape[1] < first.cols[0].shape[1]:  # the side with the outputs in front
         first, second = (Factors(f.cols, f.rows) for f in (first, second))
     (n, q, _, G, d), (m, _, _, _, d_cols) = first.rows[0].shape, second.cols[0].shape
-    at_once = max(1, _BYTES // (max(n, m) * q * d_cols * first.rows[0].element_size()))
+    at_once = max(1, _TILE_BYTES // (max(n, m) * q * d_cols * first.rows[0].element_size()))
     for output in range(first.outputs):
         for group in range(G):
             for begin in range(0, d, at_once):
@@ -194,7 +194,7 @@ def _gradients(factors: Factors, output: int, group: int, some: slice) -> Tensor
 
 
 def _tile_rows(bytes_per_row: int) -> int:
-    return max(1, min(_ROWS, _BYTES // max(1, bytes_per_row)))
+    return max(1, min(_TILE_ROWS, _TILE_BYTES // max(1, bytes_per_row)))
 
 
 def _tiles(n: int, m: int, upper: bool, rows: int) -> Iterator[tuple[slice, slice]]:

@@ -1,4 +1,4 @@
-"""A network as the tangent kernel sees it: outputs with a graph, and the leaves in which they are differentiated."""
+"""Run a network for the tangent kernel: outputs with a graph, and the leaves in which they are differentiated."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.autodiff.graph import refuse_reentrant_checkpoints
-from lightning_normtheory.autodiff.weight_norm import DifferentiatedInside, EffectiveWeights, WeightNormMap
+from lightning_normtheory.autodiff.weight_norm import EffectiveWeights, WeightNormMap
 from lightning_normtheory.measuring.rng import isolated_rng
-from lightning_normtheory.model.checks import count_samples, map_leaves, require_graph, trainable_parameters
+from lightning_normtheory.model.checks import count_output_samples, map_leaves, require_graph, trainable_parameters
 from lightning_normtheory.model.layers import layer_of_parameter, weight_norm_parameters
 from lightning_normtheory.ntk.factors import Part, Result
 from lightning_normtheory.ntk.precision import Converted
@@ -23,7 +23,7 @@ _Clone = type(torch.ones(1, requires_grad=True).clone().grad_fn)
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A tensor in which gradients are taken: a parameter, or a weight under WeightNorm."""
+    """A tensor with respect to which gradients are taken: a parameter, or a weight under WeightNorm."""
 
     name: str
     layer: str
@@ -33,7 +33,7 @@ class Leaf:
 
 
 class RecordingWeights(EffectiveWeights):
-    """Also keeps what layers under WeightNorm have made of their input."""
+    """Effective weights that also record the results of the layers that use them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class RecordingWeights(EffectiveWeights):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = super().__torch_function__(func, types, args, kwargs)
-        # Of the weights that layers are called with, only ours are clones.
+        # Only effective weights are clones.
         if func in _LAYERS and len(args) > 1 and isinstance(args[1].grad_fn, _Clone) and result.grad_fn is not None:
             node, values = result.grad_fn, result.detach()
             if node.name() in ("ViewBackward0", "UnsafeViewBackward0"):  # a Linear on sequences is one on rows
@@ -53,10 +53,11 @@ class RecordingWeights(EffectiveWeights):
         return result
 
     def forget(self) -> None:
+        """Drop the recorded results."""
         self._results.clear()
 
     def result(self, node: Any) -> Result | None:
-        """Of the layer with this node in the graph, unless it has been changed in place since."""
+        """The result of the layer with this node in the graph; ``None`` if it was changed in place since."""
         values, version, bias = self._results.get(node, (None, 0, None))
         if values is None or values._version != version:
             return None
@@ -66,11 +67,11 @@ class RecordingWeights(EffectiveWeights):
 
 
 class Network:
-    """f, with the parameters in which it is differentiated.
+    """f, with the parameters with respect to which it is differentiated.
 
     Args:
-        reset_buffers: gives the model the state that every forward pass begins with.
-        converted: the precision in which it is differentiated, if it is not the model's own.
+        reset_buffers: puts the model's buffers back into the state in which every forward pass begins.
+        converted: the parameters in another precision, if the model's own is not used.
     """
 
     def __init__(self, model: nn.Module, reset_buffers: Callable[[], None], converted: Converted | None = None) -> None:
@@ -80,7 +81,7 @@ class Network:
         self._begin()
         roles = _roles(model)
         self.parameters = [_leaf(name, p, roles) for name, p in trainable_parameters(model).items()]
-        self._leaves = {id(leaf.tensor): leaf for leaf in self.parameters}
+        self._weight_leaves: dict[int, Leaf] = {}
 
     def _begin(self) -> None:
         self._reset_buffers()
@@ -88,20 +89,20 @@ class Network:
             self._converted.apply()
 
     def __call__(self, x: Any, samples: int) -> Tensor:
-        """The outputs (samples, k) with their graph; the parameters themselves are its leaves.
+        """The outputs (samples, k) with their graph, whose leaves are the parameters themselves.
 
         Raises:
-            TypeError: if they are no real tensor with the samples in front.
-            ValueError: if there is another number of them, or no graph.
+            TypeError: if the output is no real tensor with the samples in front.
+            ValueError: if it has another number of samples, or no graph.
         """
         self._begin()
-        # A copy: the forward pass may write into its input. And the same random numbers each time, if it draws any.
+        # A copy, since the forward pass may write into its input. If it draws random numbers, the same each time.
         x = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
         with isolated_rng():
             output = self.model(x)
         if isinstance(output, Tensor) and output.dim() == 0 and samples == 1:
-            output = output.reshape(1)  # of a model that squeezes its outputs
-        count_samples(output)
+            output = output.reshape(1)  # the model squeezes its outputs
+        count_output_samples(output)
         if not output.is_floating_point():
             raise TypeError(f"Expected floating-point outputs, but the model returns {output.dtype}.")
         if len(output) != samples or output.numel() == 0:
@@ -116,31 +117,29 @@ class Network:
         return output.reshape(samples, -1)
 
     def with_leaves(self, x: Any, samples: int) -> Tensor:
-        """The same, with weights under WeightNorm as leaves."""
-        self.weights.forget()
-        try:
+        """The outputs as above, with weights under WeightNorm as leaves."""
+
+        def forward() -> Tensor:
+            self.weights.forget()
             with self.weights, self.weights.in_backward():
                 return self(x, samples)
-        except DifferentiatedInside:
-            self.compose()
-        return self.with_leaves(x, samples)
 
-    def compose(self) -> None:
-        """From now on, have g and v in the graph and not the weights that they make."""
-        self.weights.composed = True
-        self.weights.maps.clear()
-        self._leaves = {id(leaf.tensor): leaf for leaf in self.parameters}
+        return self.weights.run(forward)
 
     def leaves(self) -> list[Leaf]:
-        """Of what `with_leaves` has given so far."""
-        for each in self.weights.maps.values():
-            if id(each.w) not in self._leaves:
-                owner = self._leaves.get(id(each.v)) or self._leaves[id(each.g)]
-                self._leaves[id(each.w)] = Leaf(owner.name, owner.layer, owner.part, each.w, each)
-        return list(self._leaves.values())
+        """The parameters, and the weights under WeightNorm that `with_leaves` has met so far."""
+        return [*self.parameters, *map(self._weight_leaf, self.weights.maps.values())]
 
-    def raw(self, leaves: Iterable[Leaf]) -> list[Leaf]:
-        """The parameters behind some leaves."""
+    def _weight_leaf(self, each: WeightNormMap) -> Leaf:
+        """One object for each weight: leaves are keys of dicts."""
+        if id(each.w) not in self._weight_leaves:
+            owners = {id(leaf.tensor): leaf for leaf in self.parameters}
+            owner = owners.get(id(each.v)) or owners[id(each.g)]
+            self._weight_leaves[id(each.w)] = Leaf(owner.name, owner.layer, owner.part, each.w, each)
+        return self._weight_leaves[id(each.w)]
+
+    def parameters_of(self, leaves: Iterable[Leaf]) -> list[Leaf]:
+        """The parameters from which some leaves are computed."""
         wanted: set[int] = set()
         for leaf in leaves:
             tensors = [leaf.tensor] if leaf.weight_norm is None else [leaf.weight_norm.g, leaf.weight_norm.v]

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 from lightning_normtheory.autodiff.graph import nodes
 from lightning_normtheory.ntk.sample_axis import SampleAxis
 
-__all__ = ["Elementwise", "Lookup", "Outer", "Site", "Use", "hands_on", "parameter_uses"]
+__all__ = ["Elementwise", "Lookup", "Outer", "Site", "Use", "parameter_uses", "passes_on"]
 
 
 class Site:
@@ -229,14 +229,14 @@ def _behind(node: Any, wanted: set[int]) -> tuple[Tensor, bool] | None:
         variable = getattr(node, "variable", None)
         if variable is not None:
             return (variable, transposed) if id(variable) in wanted else None
-        if not hands_on(node):
+        if not passes_on(node):
             return None
         transposed = transposed != (node.name() == "TBackward0")
         node = node.next_functions[0][0]
     return None
 
 
-def hands_on(node: Any) -> bool:
+def passes_on(node: Any) -> bool:
     """Whether an operation gives what it gets, at most transposed: what happens to weights before they are used."""
     return node.name() in ("CloneBackward0", "TBackward0")
 

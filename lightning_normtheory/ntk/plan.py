@@ -1,4 +1,4 @@
-"""How the gradients of each parameter will be had: from the structure of its layer, or one sample after the other."""
+"""Choose how per-sample gradients are computed for each parameter: from the structure of its layer, or in a loop."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,30 +10,31 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.processes import Refusal
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.ntk.factors import LeafFactors, Part, Weight, add_parts, join, site_factors
 from lightning_normtheory.ntk.network import Leaf, Network, RecordingWeights
-from lightning_normtheory.ntk.parameter_uses import Use, hands_on, parameter_uses
-from lightning_normtheory.ntk.sample_axis import SampleAxis, StructureChanged, find_sample_axis
-from lightning_normtheory.ntk.verification import Evidence, SamplesCoupled, at_use
+from lightning_normtheory.ntk.parameter_uses import Use, parameter_uses, passes_on
+from lightning_normtheory.ntk.sample_axis import SampleAxis, find_sample_axis
+from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS, Evidence, at_use
 
-__all__ = ["Plan", "backward", "leaf_factors", "make_plan", "weights_of"]
+__all__ = ["Plan", "backward", "leaf_factors", "make_plan", "mixing_weights"]
 
 
 @dataclass
 class Plan:
-    """What is known of a network's parameters.
+    """How the gradients of each parameter are computed, from a look at a few samples.
 
     Attributes:
         outputs: k.
-        evidence: of the samples that were looked at.
-        saved_entries: the size of what autograd keeps of the forward pass, per sample.
-        cotangents: how many of them mix into the one that was tried.
-        graph: what the uses of the parameters look like, to recognize them.
-        axes: where the samples are, for each use.
-        structured: leaves with the uses that they have.
-        one_by_one: parameters whose gradients are taken sample by sample.
-        entries: the size of the gradients at all uses, per sample and output.
+        evidence: the outputs and gradients of these samples.
+        saved_entries: the number of entries that autograd saves in the forward pass, per sample.
+        cotangents: the number of cotangents that were mixed into the one that was tried.
+        graph: a description of the uses of the parameters, to recognize them.
+        axes: the axis of the samples, for each use.
+        structured: leaves with the indices of their uses.
+        one_by_one: parameters whose gradients are computed sample by sample.
+        entries: the number of entries of the gradients at all uses, per sample and output.
     """
 
     outputs: int
@@ -46,19 +47,14 @@ class Plan:
     one_by_one: list[Leaf] = field(default_factory=list)
     entries: int = 0
 
-    def uses(self, network: Network, output: Tensor) -> list[Use]:
-        """
-        Raises:
-            StructureChanged: if these are other uses than those of the plan.
-        """
+    def uses(self, network: Network, output: Tensor) -> list[Use] | None:
+        """The uses of the parameters in the graph of ``output``; ``None`` if they are not those of the plan."""
         found = all_uses(network, output)
-        if _describe(found) != self.graph:
-            raise StructureChanged
-        return found
+        return found if _describe(found) == self.graph else None
 
 
 def all_uses(network: Network, output: Tensor) -> list[Use]:
-    with network.weights.in_backward():  # asking for what was saved lets a checkpoint run its forward pass again
+    with network.weights.in_backward():  # reading what was saved makes a checkpoint run its forward pass again
         return list(parameter_uses(output, [leaf.tensor for leaf in network.leaves()]))
 
 
@@ -66,53 +62,59 @@ def _describe(uses: Iterable[Use]) -> list[str]:
     return [f"{use.edge.node.name()} {id(use.leaf)} {type(use.site).__name__}" for use in uses]
 
 
-def weights_of(cotangents: Tensor) -> Tensor:
-    """(c,), with which outputs are mixed where one backward pass shall stand for all: all different, none zero."""
+def mixing_weights(cotangents: Tensor) -> Tensor:
+    """(c,), to mix outputs so that one backward pass stands for all: all different, none zero."""
     return torch.linspace(1, 2, len(cotangents), dtype=cotangents.dtype, device=cotangents.device)
 
 
 def make_plan(
     network: Network, x: Any, which: Tensor, cotangents_of: Callable[[int], Tensor], *, structured: bool = True
-) -> Plan:
-    """Look at a few samples: find their axes, and compare what the structure gives with gradients of autograd's.
+) -> Plan | Refusal:
+    """Run a few samples, find their axes, and compare the gradients that the structure gives with autograd's.
 
-    Every leaf for which they differ, whatever the reason, is left to the gradients; all of them, if the plan shall not
-    be ``structured``.
+    Every leaf for which they differ, for whatever reason, is left to the sample loop.
 
     Args:
-        x: the samples with the numbers ``which``, in a batch by themselves.
-        cotangents_of: makes the cotangents (c, k) of a number k of outputs.
+        x: the samples with the indices ``which``, in a batch by themselves.
+        cotangents_of: makes the cotangents (c, k) for k outputs.
+        structured: whether to use the structure at all; otherwise every leaf is left to the sample loop.
     """
     samples = len(which)
     try:
         with _counting_saved() as saved:
             output = network.with_leaves(x, samples)
-    except Exception as error:  # if the batch cannot be run either, that will show
+    except Exception as error:  # if the whole batch fails as well, that error is raised
         if is_out_of_memory(error):
             raise
-        raise SamplesCoupled from error
+        return SAMPLES_INTERACT
     k = output.shape[1]
     plan = Plan(k, Evidence(which, output.detach(), []), saved.total // output.element_size() // samples)
     if not structured:
         plan.one_by_one = list(network.parameters)
         return plan
     uses = all_uses(network, output)
-    if _entangled(network, uses):
-        network.compose()
+    if _has_other_uses(network, uses):
+        network.weights.compose()
         return make_plan(network, x, which, cotangents_of)
     cotangents = cotangents_of(k).to(output)
-    mixed, plan.cotangents = weights_of(cotangents) @ cotangents, len(cotangents)
-    gradients = _look_at_uses(plan, network, output, uses, mixed)
+    mixed, plan.cotangents = mixing_weights(cotangents) @ cotangents, len(cotangents)
+    gradients = _examine_uses(plan, network, output, uses, mixed)
+    if gradients is None:
+        return STRUCTURE_DIFFERS
     _sort_leaves(plan, network, output, uses, gradients, mixed)
     return plan
 
 
-def _look_at_uses(plan: Plan, network: Network, output: Tensor, uses: Sequence[Use], mixed: Tensor) -> list[Tensor]:
-    """Note where the samples are, and what to find again; returns the gradients at the uses."""
+def _examine_uses(
+    plan: Plan, network: Network, output: Tensor, uses: Sequence[Use], mixed: Tensor
+) -> list[Tensor] | None:
+    """Record the sample axis and the evidence of each use in the plan; return the gradients at the uses."""
     samples = len(output)
-    factors = 2.0 ** torch.arange(samples, dtype=output.dtype, device=output.device)  # multiplied with no rounding
+    factors = 2.0 ** torch.arange(samples, dtype=output.dtype, device=output.device)  # products without rounding
     gradients = backward(network, output, uses, mixed.expand(samples, -1))
     scaled = backward(network, output, uses, torch.outer(factors, mixed))
+    if gradients is None or scaled is None:
+        return None
     plan.graph = _describe(uses)
     plan.entries = sum(gradient.numel() for gradient in gradients) // samples
     for use, gradient, multiple in zip(uses, gradients, scaled):
@@ -128,36 +130,36 @@ def _look_at_uses(plan: Plan, network: Network, output: Tensor, uses: Sequence[U
 def _sort_leaves(
     plan: Plan, network: Network, output: Tensor, uses: Sequence[Use], gradients: Sequence[Tensor], mixed: Tensor
 ) -> None:
-    """Into those whose structure gives what autograd gives, and the others."""
+    """Divide the leaves into those whose structure gives autograd's gradients, and those for the sample loop."""
     leaves = network.leaves()
     with network.weights.in_backward():
         exact = _exact_norms(output, mixed, leaves)
     for leaf, norms in zip(leaves, exact):
         mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
         agrees = False
-        with suppress(RuntimeError):  # of dtypes that do not mix, say
+        with suppress(RuntimeError):  # of dtypes that do not mix, for example
             triples = [(uses[i], plan.axes[i], [gradients[i]]) for i in mine]
             factors = leaf_factors(network.weights, leaf, triples, len(output), folded=True)
             agrees = factors is not None and _agrees(leaf, factors, len(output), norms)
         if mine and agrees:
             plan.structured[leaf] = mine
         elif mine:
-            plan.one_by_one += network.raw([leaf])
+            plan.one_by_one += network.parameters_of([leaf])
 
 
 class _Saved:
-    """Bytes that autograd keeps of the samples, not of the weights."""
+    """Count the bytes that autograd saves of the samples, not of the weights."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
         self.total = 0
 
     def pack(self, tensor: Tensor) -> Tensor:
-        weight = tensor.grad_fn is None or hands_on(tensor.grad_fn)
+        weight = tensor.grad_fn is None or passes_on(tensor.grad_fn)
         if not weight and tensor.data_ptr() not in self._seen:
             self._seen.add(tensor.data_ptr())
             self.total += tensor.numel() * tensor.element_size()
-        return tensor.detach()  # an output that an operation keeps of itself would never be let go
+        return tensor.detach()  # an operation that saves its own output would never be freed
 
 
 @contextmanager
@@ -167,17 +169,16 @@ def _counting_saved() -> Iterator[_Saved]:
         yield saved
 
 
-def _entangled(network: Network, uses: Sequence[Use]) -> bool:
-    """Whether a g or v has another role than in its one WeightNorm: then its gradients are sums over several."""
+def _has_other_uses(network: Network, uses: Sequence[Use]) -> bool:
+    """Whether a g or v is used outside its WeightNorm, or in several: then its gradient is a sum over these uses."""
     inside = Counter(id(p) for each in network.weights.maps.values() for p in (each.g, each.v))
     return any(count > 1 for count in inside.values()) or any(id(use.leaf) in inside for use in uses)
 
 
-def backward(network: Network, output: Tensor, uses: Sequence[Use], cotangent: Tensor) -> list[Tensor]:
-    """The gradient of Σ cotangent·output at each use; gradients of parameters are not computed.
+def backward(network: Network, output: Tensor, uses: Sequence[Use], cotangent: Tensor) -> list[Tensor] | None:
+    """The gradient of Σ cotangent·output at each use; ``None`` if an operation has none.
 
-    Raises:
-        StructureChanged: if an operation has none.
+    Gradients of parameters are not computed.
     """
     edges = list(dict.fromkeys(use.edge for use in uses))
     if not edges:
@@ -187,11 +188,11 @@ def backward(network: Network, output: Tensor, uses: Sequence[Use], cotangent: T
         gradients = torch.autograd.grad(output, edges, cotangent, retain_graph=True, allow_unused=True)
     found = dict(zip(edges, gradients))
     if any(gradient is None for gradient in gradients):
-        raise StructureChanged
+        return None
     return [found[use.edge] for use in uses]
 
 
-@torch.no_grad()  # what the graph has saved is part of it
+@torch.no_grad()  # tensors saved in the graph have a graph
 def leaf_factors(
     weights: RecordingWeights,
     leaf: Leaf,
@@ -200,13 +201,13 @@ def leaf_factors(
     *,
     folded: bool,
 ) -> LeafFactors | None:
-    """From the gradients of each use, one for each output; None if the structure does not carry them."""
+    """Join the gradients of all uses, one for each output; ``None`` if the structure does not give them."""
     collected = []
     for use, axis, gradients in uses:
         if use.site is None or axis is None:
             return None
         result = weights.result(use.edge.node) if leaf.weight_norm is not None else None
-        with weights.in_backward():  # asking for what was saved lets a checkpoint run its forward pass again
+        with weights.in_backward():  # reading what was saved makes a checkpoint run its forward pass again
             collected.append(site_factors(use.site, axis, samples, gradients, folded=folded, result=result))
     if not collected:
         return None
@@ -215,12 +216,12 @@ def leaf_factors(
 
 
 def _coefficients(samples: int, like: Tensor) -> Tensor:
-    """Of the samples in the comparison: all different, none zero."""
+    """Weights of the samples in the comparison: all different, none zero."""
     return torch.linspace(1, 2, samples, dtype=like.dtype, device=like.device)
 
 
 def _exact_norms(output: Tensor, weights: Tensor, leaves: Sequence[Leaf]) -> list[dict[Part, float]]:
-    """‖∇ Σ_i a_i Σ_h b_h f_h(x_i)‖² in each leaf, by its parts, from autograd's gradients."""
+    """‖∇ Σ_i a_i Σ_h b_h f_h(x_i)‖² for each leaf, by part, from autograd's gradients."""
     cotangent = torch.outer(_coefficients(len(output), weights), weights)
     tensors = [leaf.tensor for leaf in leaves]
     gradients = torch.autograd.grad(output, tensors, cotangent, retain_graph=True, allow_unused=True)
@@ -246,7 +247,7 @@ def _agrees(leaf: Leaf, factors: LeafFactors, samples: int, exact: dict[Part, fl
     a = _coefficients(samples, next(iter(out.values())))
     found = {part: float(a @ (kernel.triu() + kernel.triu(1).t()) @ a) for part, kernel in out.items()}
     scale = sum(float(kernel.diagonal().abs().sum()) for kernel in out.values()) * 4 * samples
-    if leaf.weight_norm is not None:  # the direction's part is a difference of numbers of this size
+    if leaf.weight_norm is not None:  # the part of the directions is a difference of numbers of this size
         scale *= 1 + float(leaf.weight_norm.scale.abs().max()) ** 2
     tol = torch.finfo(leaf.tensor.dtype).eps ** 0.5
     return all(abs(found[part] - norm) <= tol * (scale + norm) for part, norm in exact.items())

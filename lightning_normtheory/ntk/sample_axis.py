@@ -1,8 +1,8 @@
-"""Where the samples are in a tensor inside of a network.
+"""Find the axis of the samples in a tensor inside a network.
 
 A layer on sequences sees (samples, positions, features), or (positions, samples, features), or both flattened into
-rows. Shapes cannot tell these apart; gradients can: if the output of each sample is multiplied by a factor of its own,
-so is its gradient, wherever it is.
+rows. Shapes cannot tell these apart; gradients can: multiplying the output of each sample by its own factor multiplies
+the gradient of that sample by the same factor, wherever it is in the tensor.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["SampleAxis", "StructureChanged", "find_sample_axis"]
+__all__ = ["SampleAxis", "find_sample_axis"]
 
 _TOL = 1e-3  # the factors differ by much more
-
-
-class StructureChanged(Exception):  # no error: a request to do without
-    """The structure of the layers does not give the gradients of some samples."""
 
 
 class SampleAxis(NamedTuple):
@@ -35,31 +31,33 @@ class SampleAxis(NamedTuple):
     entries: int
     major: bool
 
+    def fits(self, x: Tensor, samples: int) -> bool:
+        """Whether the axis of x has n·t entries."""
+        return x.shape[self.axis] == samples * self.entries
+
     def in_front(self, x: Tensor, samples: int) -> Tensor:
-        """x with the axis replaced by two: (n, …, t, …) with the samples in front and the entries where it was.
+        """Split the axis in two: (n, …, t, …) with the samples in front and the t entries where the axis was.
 
         Raises:
-            StructureChanged: if there are other than n·t.
+            ValueError: if the axis does not have n·t entries.
         """
-        if x.shape[self.axis] != samples * self.entries:
-            raise StructureChanged(
-                f"Expected {samples} samples of {self.entries} entries, but got {x.shape[self.axis]}."
-            )
+        if not self.fits(x, samples):
+            raise ValueError(f"Expected {samples} samples of {self.entries} entries, but got {x.shape[self.axis]}.")
         sizes = (samples, self.entries) if self.major else (self.entries, samples)
         return x.unflatten(self.axis, sizes).movedim(self.axis if self.major else self.axis + 1, 0)
 
 
 def find_sample_axis(gradient: Tensor, scaled: Tensor, factors: Tensor, axes: Sequence[int]) -> SampleAxis | None:
-    """The axis of the samples.
+    """Find the axis of the samples from two gradients.
 
     Args:
-        gradient: of Σ_i f(x_i) at a value inside of the network.
-        scaled: the same of Σ_i factor_i f(x_i).
+        gradient: of Σ_i f(x_i) at a value inside the network.
+        scaled: of Σ_i factor_i f(x_i) at the same value.
         factors: all different (n,).
         axes: of the value where the samples may be.
 
     Returns:
-        ``None`` if there is none, or more than one that the gradients allow.
+        ``None`` if no axis, or more than one, agrees with the gradients.
     """
     samples = len(factors)
     if samples == 1:

@@ -1,4 +1,8 @@
-"""What is seen of a few samples by themselves, to be found again among the others."""
+"""Verify that batching does not change the outputs and gradients of samples.
+
+A few samples are run by themselves first. Their outputs, and their gradients where parameters are used, must be the
+same in a larger batch. What differs rules out a strategy; the refusals here say which.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,60 +10,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_normtheory.measuring.processes import Refusal
 from lightning_normtheory.ntk.parameter_uses import Outer, Use
-from lightning_normtheory.ntk.sample_axis import SampleAxis, StructureChanged
+from lightning_normtheory.ntk.sample_axis import SampleAxis
 
-__all__ = ["SIGNALS", "Evidence", "SamplesCoupled", "at_use"]
+__all__ = ["SAMPLES_INTERACT", "STRUCTURE_DIFFERS", "Evidence", "at_use"]
 
-
-class SamplesCoupled(Exception):  # no error: a request to go through the whole batch
-    """Samples have other outputs together than by themselves, or none."""
-
-
-# Requests to compute the kernel in another way, the safest one last.
-SIGNALS = (StructureChanged, SamplesCoupled)
+# The structure of the layers does not give the gradients of some samples.
+STRUCTURE_DIFFERS = Refusal(0)
+# Outputs differ alone and in the batch, or a part of the batch cannot be run. Counts for more: it rules out more.
+SAMPLES_INTERACT = Refusal(1)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was seen of a few samples by themselves, to be found again among the others.
+    """Outputs and gradients of a few samples, run by themselves.
 
     Attributes:
-        which: their numbers.
-        outputs: theirs (s, k).
-        at_uses: for each use the gradient of Σ_c weight_c cotangent_c·f, and what entered, with the samples in front.
+        which: the indices of these samples.
+        outputs: (s, k).
+        at_uses: for each use of a parameter what `at_use` returns, with the samples in front.
     """
 
     which: Tensor
     outputs: Tensor
     at_uses: list[tuple[Tensor, ...]]
 
-    def compare_outputs(self, together: Tensor, first: int) -> None:
-        """
-        Raises:
-            SamplesCoupled: if these outputs, of the samples from ``first`` on, are others.
-        """
+    def same_outputs(self, together: Tensor, first: int) -> bool:
+        """Compare with the outputs of a batch that begins at sample ``first``."""
         mine, theirs = self.common(first, len(together))
-        if not _close(together[theirs], self.outputs[mine]):
-            raise SamplesCoupled
+        return _close(together[theirs], self.outputs[mine])
 
-    def compare_use(self, index: int, mine: Tensor, found: Sequence[Tensor]) -> None:
-        """
-        Raises:
-            StructureChanged: if the gradients of some of these samples, or what entered, are others.
-        """
-        for expected, theirs in zip(self.at_uses[index], found):
-            if not _close(theirs, expected[mine]):
-                raise StructureChanged
+    def same_at_use(self, index: int, mine: Tensor, found: Sequence[Tensor]) -> bool:
+        """Compare with what `at_use` returns in a batch; ``mine`` are the places of its samples here."""
+        return all(_close(theirs, expected[mine]) for expected, theirs in zip(self.at_uses[index], found))
 
     def common(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """The places of those that are among ``count`` samples from ``first`` on: here, and there."""
+        """The samples that are also among the ``count`` from ``first`` on: their places here, and there."""
         inside = (self.which >= first) & (self.which < first + count)
         return inside.nonzero()[:, 0], self.which[inside] - first
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    """Up to the rounding of products in another order. What is not finite is as it may be."""
+    """Compare up to the rounding of products in another order; accept everything where values are not finite."""
     if expected.numel() == 0:
         return True
     difference, scale = (found - expected).abs().max(), expected.abs().max()
@@ -70,7 +63,10 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 def at_use(
     use: Use, axis: SampleAxis | None, gradients: Sequence[Tensor], weights: Tensor, samples: int, which: Tensor
 ) -> tuple[Tensor, ...]:
-    """Of some samples the mixture of the gradients at a use, and what entered there; nothing without an axis."""
+    """Σ_c weight_c gradient_c of some samples at a use and, for a weight, the input of its layer.
+
+    Nothing if the axis of the samples is unknown.
+    """
     if axis is None:
         return ()
     mixed = torch.stack([w * axis.in_front(b, samples)[which] for w, b in zip(weights, gradients)]).sum(0)

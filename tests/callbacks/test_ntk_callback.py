@@ -331,4 +331,4 @@ def test_samples_that_see_each_other_are_named_once():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(NTKLeastEigenvalue(on_error="raise"), Centered(), epochs=3)
-    assert sum("samples see each other" in str(w.message) for w in caught) == 1
+    assert sum("samples interact" in str(w.message) for w in caught) == 1

@@ -13,13 +13,9 @@ import torch
 from torch import multiprocessing
 
 from lightning_normtheory.callbacks.measurement.ranks import TrainerProcesses
-from lightning_normtheory.measuring.processes import FailedElsewhereError, OutOfMemoryElsewhereError
+from lightning_normtheory.measuring.processes import FailedElsewhereError, OutOfMemoryElsewhereError, Refusal
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot distribute")
-
-
-class Signal(Exception):
-    """No failure, but a request."""
 
 
 class Large:
@@ -53,21 +49,23 @@ def test_sums_are_those_of_all():
 
 
 def test_the_gravest_error_is_raised_everywhere():
-    errors = {0: Signal, 1: MemoryError, 2: RuntimeError}
+    """A refusal by one process is returned in all; an error of another process counts for more."""
+    errors = {1: MemoryError, 2: RuntimeError}
 
-    def raise_from(rank, *ranks):
-        if rank in ranks:
+    def refuse_or_raise(rank, *ranks):
+        if rank in ranks and rank in errors:
             raise errors[rank]("mine")
+        return Refusal(0) if rank in ranks else "result"
 
     def action(processes):
         rank = processes.rank
-        with pytest.raises(Signal):
-            processes.run_on_all(lambda: raise_from(rank, 0), [Signal])
+        assert processes.run_on_all(lambda: refuse_or_raise(rank, 0)) == Refusal(0)
+        assert processes.run_on_all(lambda: Refusal(rank) if rank else "result") == Refusal(2)
         with pytest.raises(MemoryError) as caught:
-            processes.run_on_all(lambda: raise_from(rank, 0, 1), [Signal])
+            processes.run_on_all(lambda: refuse_or_raise(rank, 0, 1))
         assert (type(caught.value) is OutOfMemoryElsewhereError) == (rank != 1)
         with pytest.raises(RuntimeError) as failed:
-            processes.run_on_all(lambda: raise_from(rank, 0, 1, 2), [Signal])
+            processes.run_on_all(lambda: refuse_or_raise(rank, 0, 1, 2))
         assert (type(failed.value) is FailedElsewhereError) == (rank != 2)
         assert processes.sum(torch.ones(1)) == 3  # and all are in step again
 
@@ -99,6 +97,15 @@ def test_processes_that_are_about_to_add_up_different_things_are_stopped():
         assert processes.sum(torch.ones(1)) == 3
 
     in_processes(action, 3)
+
+
+def test_a_refusal_stops_a_process_that_adds_up():
+    def action(processes):
+        with pytest.raises(FailedElsewhereError):
+            processes.run_on_all(lambda: Refusal(1)) if processes.rank else processes.sum(torch.ones(5))
+        assert processes.sum(torch.ones(1)) == 2
+
+    in_processes(action)
 
 
 def test_what_a_failed_attempt_held_is_let_go_at_once():

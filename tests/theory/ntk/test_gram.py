@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_normtheory.ntk import gram
 from lightning_normtheory.ntk.gram import Factors, Target, add_gram, add_lookup_gram, add_outer_gram
-from lightning_normtheory.ntk.sample_axis import SampleAxis, StructureChanged, find_sample_axis
+from lightning_normtheory.ntk.sample_axis import SampleAxis, find_sample_axis
 
 sizes = st.integers(1, 4)
 
@@ -23,7 +23,7 @@ def test_several_metrics_at_once(n, m, d, outputs, rows):
     metric = random(d, seed=99).abs()
     plain, weighted = torch.ones(2, n, m, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gram, "_ROWS", rows)
+        patch.setattr(gram, "_TILE_ROWS", rows)
         add_gram([Target(plain), Target(weighted, metric, -1)], xs, ys, upper=False)
     torch.testing.assert_close(plain, 1 + sum(x @ y.t() for x, y in zip(xs, ys)))
     torch.testing.assert_close(weighted, 1 - sum((x * metric) @ y.t() for x, y in zip(xs, ys)))
@@ -74,7 +74,7 @@ def test_outer_products(n, m, positions, other_positions, groups, d, e, which, a
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gram, "_cost_of_positions", lambda *_: 0 if by_positions else 2)
         patch.setattr(gram, "_cost_of_gradients", lambda *_: 1)
-        patch.setattr(gram, "_BYTES", budget)
+        patch.setattr(gram, "_TILE_BYTES", budget)
         add_outer_gram(out, first, second, upper=symmetric, row_scale=row_scale, col_scale=col_scale)
     difference = out - expected
     assert (difference.triu() if symmetric else difference).abs().max() < 1e-11
@@ -157,5 +157,5 @@ def test_an_axis_that_cannot_be_told_is_not_guessed():
 
 
 def test_another_number_of_samples_is_refused():
-    with pytest.raises(StructureChanged, match="Expected 3 samples of 2 entries, but got 5"):
+    with pytest.raises(ValueError, match="Expected 3 samples of 2 entries, but got 5"):
         SampleAxis(0, 2, True).in_front(torch.zeros(5), 3)

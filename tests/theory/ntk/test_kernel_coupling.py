@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_normtheory import empirical_ntk
-from lightning_normtheory.ntk import assembly
+from lightning_normtheory.ntk import memory
 from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 
 from support.kernel_cases import SINGULAR, assert_equal, whole
@@ -55,7 +55,7 @@ def test_samples_that_see_each_other(name, n):
 
 def test_a_warning_says_that_samples_see_each_other():
     model = Graph(COUPLED["centered"], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
-    with pytest.warns(UserWarning, match="samples see each other"):
+    with pytest.warns(UserWarning, match="samples interact"):
         assert empirical_ntk(model, MODELS["mlp"].data(20)[0]).coupled
 
 
@@ -81,7 +81,7 @@ def test_a_forgotten_batch_first(layer, n):
 
 @pytest.mark.parametrize("numbers", [1, 40, 200])
 def test_portions_of_samples_that_see_each_other(numbers, monkeypatch):
-    monkeypatch.setattr(assembly, "_BYTES", 8 * numbers)
+    monkeypatch.setattr(memory, "MEMORY_LIMIT", 8 * numbers)
     model = Graph(COUPLED["centered"], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
     x, _ = MODELS["mlp"].data()
     assert_equal(quiet_kernel(model, x), dense_kernel(model, x, "trace"))

@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_normtheory import empirical_ntk
 from lightning_normtheory.model.batches import SampleBatch
-from lightning_normtheory.ntk import assembly, gradients, gram
+from lightning_normtheory.ntk import gradients, gram, memory
 from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 
 from support.hessian_cases import without_dropout
@@ -76,9 +76,9 @@ def test_the_portions_in_which_it_is_computed_do_not_matter(name, outputs, numbe
     model, (x, _) = case.make().eval(), case.data(11)
     expected = empirical_ntk(model, x, outputs=outputs)
     # So few bytes that samples and outputs are handled a few at a time, and Gram matrices in small tiles.
-    monkeypatch.setattr(assembly, "_BYTES", 8 * numbers)
-    monkeypatch.setattr(gram, "_BYTES", 8 * numbers)
-    monkeypatch.setattr(gram, "_ROWS", 3)
+    monkeypatch.setattr(memory, "MEMORY_LIMIT", 8 * numbers)
+    monkeypatch.setattr(gram, "_TILE_BYTES", 8 * numbers)
+    monkeypatch.setattr(gram, "_TILE_ROWS", 3)
     found = empirical_ntk(model, x, outputs=outputs)
     assert_equal(found, {part: getattr(expected, part) for part in PARTS})
 
@@ -149,13 +149,13 @@ def test_what_autograd_keeps_is_part_of_a_portion(monkeypatch):
     """Also of layers without parameters."""
     model = nn.Sequential(nn.Linear(4, 8), *[Graph(lambda m, x: x.sin()) for _ in range(50)]).double()
     handled = []
-    original = gradients.Independent.gradients
+    original = gradients.IndependentSamples.gradients
     monkeypatch.setattr(
-        gradients.Independent,
+        gradients.IndependentSamples,
         "gradients",
         lambda self, group, which, *rest: handled.append(which) or original(self, group, which, *rest),
     )
-    monkeypatch.setattr(assembly, "_BYTES", 8 * 4 * 50 * 8)  # eight samples and what is kept of them
+    monkeypatch.setattr(memory, "MEMORY_LIMIT", 8 * 4 * 50 * 8)  # eight samples and what is kept of them
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         empirical_ntk(model, torch.randn(32, 4, dtype=torch.float64), outputs="sum")

@@ -1,0 +1,75 @@
+"""Memory limit of the kernel: how many samples and outputs are handled at once."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.processes import Processes
+from lightning_normtheory.ntk.gradients import GradientSource
+
+__all__ = ["MEMORY_LIMIT", "Portion", "portions_within_limit", "retry_with_less"]
+
+T = TypeVar("T")
+# Bytes for the gradients of all samples handled at once, as far as handling fewer outputs at once can achieve it; twice
+# as much for these gradients together with what autograd saves in the forward pass.
+MEMORY_LIMIT = 2**29
+# If memory runs out, handle this many times less at once. n samples in m portions take the passes of m(m + 1)/2
+# portions.
+_DIVISORS = (1, 2, 4, 8, 16)
+
+
+class Portion(NamedTuple):
+    """Samples of one group; ``first`` is the index of the first of them among all samples."""
+
+    group: int
+    which: slice
+    first: int
+
+    @property
+    def samples(self) -> int:
+        return self.which.stop - self.which.start
+
+    def rows(self, per_sample: int) -> slice:
+        """The rows of these samples in the kernel."""
+        return slice(self.first * per_sample, (self.first + self.samples) * per_sample)
+
+
+def portions_within_limit(
+    source: GradientSource, outputs: int, folded: bool, itemsize: int, divisor: int
+) -> tuple[list[slice], list[Portion]]:
+    """Split outputs and samples so that the gradients handled at once fit into `MEMORY_LIMIT`, divided by ``divisor``.
+
+    Fewer outputs at once cost next to nothing where outputs are added up (``folded``); fewer samples cost a pass for
+    every pair of portions.
+    """
+    at_once = outputs
+    if folded:
+        at_once = min(outputs, MEMORY_LIMIT // max(1, max(source.sizes) * source.entries * itemsize))
+        at_once = max(1, at_once // divisor)
+    count = 2 * MEMORY_LIMIT // max(1, (at_once * source.entries + source.saved_entries) * itemsize)
+    count = max(1, min(count, max(source.sizes)) // divisor)
+    portions = []
+    first = 0
+    for group, size in enumerate(source.sizes):
+        for which in _slices(size, -(-size // -(-size // count))):  # of about the same size
+            portions.append(Portion(group, which, first + which.start))
+        first += size
+    return list(_slices(outputs, at_once)), portions
+
+
+def _slices(total: int, size: int) -> Iterator[slice]:
+    for begin in range(0, total, size):
+        yield slice(begin, min(begin + size, total))
+
+
+def retry_with_less(attempt: Callable[[int], T], processes: Processes) -> T:
+    """Call ``attempt(divisor)`` with divisor 1 and, while some process runs out of memory, with larger ones."""
+    for divisor in _DIVISORS:
+        try:
+            return processes.run_on_all(partial(attempt, divisor))
+        except Exception as error:
+            if divisor == _DIVISORS[-1] or not is_out_of_memory(error):
+                raise
+        # Not in the except clause: there the traceback still holds the memory.
+    raise AssertionError("unreachable: the last attempt returns or raises")

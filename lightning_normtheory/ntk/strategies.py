@@ -1,0 +1,101 @@
+"""The strategies that compute a kernel, tried in order until one fits: the fastest first, the last fits always.
+
+A strategy that does not fit returns a `Refusal` with the reason. All processes get the same refusal, so all of them try
+the same strategy next.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.measuring.processes import Processes, Refusal
+from lightning_normtheory.model.batches import SampleBatch, joined
+from lightning_normtheory.model.layers import with_batch_statistics
+from lightning_normtheory.ntk.assembly import Blocks, assemble
+from lightning_normtheory.ntk.gradients import CoupledSamples, GradientSource, IndependentSamples
+from lightning_normtheory.ntk.network import Network
+from lightning_normtheory.ntk.result import Outputs
+from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS
+
+__all__ = ["STRATEGIES", "KernelTask", "Strategy", "compute_kernel"]
+
+
+@dataclass(frozen=True)
+class KernelTask:
+    """The kernel to compute.
+
+    Attributes:
+        divisor: of the memory limit.
+    """
+
+    network: Network
+    batches: Sequence[SampleBatch]
+    outputs: Outputs
+    layers: bool
+    processes: Processes
+    divisor: int = 1
+
+    def cotangents(self, k: int) -> Tensor:
+        """The combinations of k outputs that are differentiated (c, k)."""
+        return (torch.ones(1, k) if self.outputs == "sum" else torch.eye(k)).to(self.network.parameters[0].tensor)
+
+
+class Strategy(NamedTuple):
+    """A way to the gradients of samples, and the refusals, by itself or an earlier one, that rule it out."""
+
+    prepare: Callable[[KernelTask], GradientSource | Refusal]
+    ruled_out_by: frozenset[Refusal]
+
+
+def _from_structure(task: KernelTask, *, structured: bool = True) -> GradientSource | Refusal:
+    return IndependentSamples.prepare(
+        task.network,
+        joined(task.batches),
+        task.cotangents,
+        structured=structured,
+        processes=task.processes,
+        divisor=task.divisor,
+    )
+
+
+def _sample_by_sample(task: KernelTask) -> GradientSource | Refusal:
+    return _from_structure(task, structured=False)
+
+
+def _through_the_batch(task: KernelTask) -> GradientSource | Refusal:
+    return CoupledSamples(task.network, task.batches, task.processes)
+
+
+STRATEGIES = (
+    Strategy(_from_structure, frozenset({STRUCTURE_DIFFERS, SAMPLES_INTERACT})),
+    Strategy(_sample_by_sample, frozenset({SAMPLES_INTERACT})),
+    Strategy(_through_the_batch, frozenset()),
+)
+
+
+def compute_kernel(task: KernelTask) -> tuple[GradientSource, Blocks]:
+    """Compute the kernel with the first strategy that fits; return it with the source of its gradients."""
+    refusals = {SAMPLES_INTERACT} if with_batch_statistics(task.network.model) else set()
+    for strategy in STRATEGIES:
+        if not refusals.isdisjoint(strategy.ruled_out_by):
+            continue
+        source = task.processes.run_on_all(partial(strategy.prepare, task))
+        if isinstance(source, Refusal):
+            refusals.add(source)
+            continue
+        blocks = assemble(
+            source,
+            task.cotangents(source.outputs),
+            folded=task.outputs != "full",
+            layers=task.layers,
+            processes=task.processes,
+            divisor=task.divisor,
+        )
+        if not isinstance(blocks, Refusal):
+            return source, blocks
+        refusals.add(blocks)
+    raise AssertionError("unreachable: nothing rules out the last strategy")
