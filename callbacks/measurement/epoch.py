@@ -21,7 +21,7 @@ from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import trainable_parameters
 from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
-from lightning_normtheory.ntk.rank import fingerprint
+from lightning_normtheory.ntk.rank import fingerprint_samples
 from lightning_normtheory.ntk.result import Outputs, TangentKernel
 from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
 
@@ -216,7 +216,7 @@ class View(ExaminedFunction):
 
     def fingerprint(self, samples: int) -> int:
         """Of the first samples of the probe: other samples have another."""
-        return fingerprint(
+        return fingerprint_samples(
             (SampleBatch(batch.data, batch.samples, asked).first, asked) for batch, asked in self._first(samples)
         )
 

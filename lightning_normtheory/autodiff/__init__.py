@@ -1,1 +1,6 @@
-"""Derivatives that autograd alone gets wrong or cannot give."""
+"""Derivatives that autograd alone computes wrongly or cannot compute.
+
+* ``graph``: walk the autograd graph
+* ``weight_norm``: WeightNorm that can be differentiated twice
+* ``second_derivatives``: refuse losses without second derivatives, and explain why
+"""

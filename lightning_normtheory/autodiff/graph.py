@@ -1,4 +1,4 @@
-"""Walks through an autograd graph."""
+"""Walk the autograd graph."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["leaves", "nodes", "refuse_reentrant_checkpoints"]
 
 
 def nodes(value: Tensor) -> Iterator[Any]:
-    """Every node of the graph of a value.
+    """Iterate over the nodes of the graph of a value.
 
     Example:
         >>> import torch
@@ -29,7 +29,7 @@ def nodes(value: Tensor) -> Iterator[Any]:
 
 
 def leaves(value: Tensor) -> Iterator[Tensor]:
-    """Every tensor in which a value can be differentiated.
+    """Iterate over the tensors with respect to which a value can be differentiated.
 
     Example:
         >>> import torch
@@ -44,10 +44,10 @@ def leaves(value: Tensor) -> Iterator[Tensor]:
 
 
 def refuse_reentrant_checkpoints(value: Tensor) -> None:
-    """Checkpoints of the older kind know nothing of the parameters inside of them: autograd leaves these out silently.
+    """Refuse reentrant checkpoints: autograd silently omits the parameters inside them.
 
     Raises:
-        ValueError: that names the newer kind.
+        ValueError: if the graph has one; names the other kind.
     """
     if any(getattr(node, "_forward_cls", None) is CheckpointFunction for node in nodes(value)):
         raise ValueError(

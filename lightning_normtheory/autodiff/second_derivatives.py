@@ -1,4 +1,4 @@
-"""Which losses can be differentiated twice, and what stands in the way of the others."""
+"""Refuse losses that cannot be differentiated twice, and explain why."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +26,11 @@ class SecondDerivativeError(RuntimeError):
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Inside, attention uses the implementation that can be differentiated twice, which the fused ones cannot, and
-    parametrized weights are computed anew, even in a ``parametrize.cached()`` block."""
+    """Make attention and parametrized weights twice differentiable inside the block.
+
+    Attention uses the one implementation with a second derivative, not a fused one. Parametrized weights are computed
+    again, even in a ``parametrize.cached()`` block.
+    """
     caching = parametrize._cache_enabled
     parametrize._cache_enabled = 0
     try:
@@ -38,45 +41,45 @@ def twice_differentiable() -> Iterator[None]:
 
 
 def refuse_wrong_second_derivatives(loss: Tensor) -> None:
-    """Look for operations whose author has ruled out a second derivative, and those whose own is known to be wrong.
+    """Refuse operations that are marked once differentiable, and those with a wrong second derivative.
 
-    Not left to autograd: it complains only where the operation's incoming gradient varies, and otherwise takes the
-    gradient for a constant, which gives a wrong Hessian without a word.
+    Autograd is not enough: it raises only if the operation's incoming gradient varies. Otherwise it treats the gradient
+    as a constant, which silently gives a wrong Hessian.
 
     Raises:
-        SecondDerivativeError: that names the first such operation.
+        SecondDerivativeError: if there is such an operation; names the first.
     """
     refuse_reentrant_checkpoints(loss)
     for node in nodes(loss):
         if node.name().startswith("WeightNormInterfaceBackward"):
             raise SecondDerivativeError(
-                "Expected WeightNorm as torch.nn.utils applies it, but the loss holds a fused one that cannot be"
-                " replaced (a module traced by torch.jit, or torch.ops.aten called by hand), and whose second"
+                "Expected WeightNorm as torch.nn.utils applies it, but the loss has a fused one that cannot be"
+                " replaced (a module traced by torch.jit, or a direct call of torch.ops.aten), and whose second"
                 " derivative is wrong. Use the module as it was before tracing."
             )
         function = getattr(node, "_forward_cls", None)
         if function is not None and _is_once_differentiable(function.backward):
             raise SecondDerivativeError(
                 f"Expected a loss that can be differentiated twice, but the backward pass of {function.__qualname__} is"
-                " marked once_differentiable. Write it with differentiable operations and drop the mark, or pass a loss"
-                " that does without it."
+                " marked once_differentiable. Write it with differentiable operations and remove the mark, or pass a"
+                " loss without it."
             )
 
 
 def explain_second_derivative(loss: Tensor, error: RuntimeError) -> RuntimeError:
-    """The error that autograd raised, with what is known about its origin."""
+    """Turn an error of autograd into one that names likely causes and the remedy."""
     if is_out_of_memory(error) or "inplace operation" in str(error):
         return error
     own = sorted({node.name() for node in nodes(loss) if hasattr(node, "_forward_cls")})
-    suspects = f" Functions of your own in its graph: {', '.join(own)}." if own else ""
+    suspects = f" Custom functions in its graph: {', '.join(own)}." if own else ""
     reason = str(error).rstrip(".")
     return SecondDerivativeError(
         f"Expected a loss that can be differentiated twice, but autograd says: {reason}.{suspects} Replace the"
-        " operation by differentiable ones, or pass a loss that does without it."
+        " operation by differentiable ones, or pass a loss without it."
     )
 
 
-# `once_differentiable` leaves no mark on what it wraps, but all its wrappers share one piece of code.
+# `once_differentiable` does not mark the function that it wraps, but all its wrappers share one code object.
 _WRAPPER = once_differentiable(lambda ctx: None).__code__
 
 

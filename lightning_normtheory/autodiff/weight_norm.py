@@ -101,8 +101,8 @@ class EffectiveWeights(ComposedWeightNorm):
     def weight_norm(self, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
         if not torch.is_grad_enabled():
             return _fused_weight_norm(v, g, dim)
-        # Computed from something else, made for this pass alone, or inside of a transform: the whole way stays in the
-        # graph. (A tensor inside of a transform does not say that it requires a gradient.)
+        # If g or v is computed from something else, or inside a transform, all operations stay in the graph. (A tensor
+        # inside a transform does not say that it requires a gradient.)
         if self.composed or not (isinstance(v, nn.Parameter) and isinstance(g, nn.Parameter)):
             return super().weight_norm(v, g, dim)
         if not (v.requires_grad or g.requires_grad):
@@ -110,13 +110,15 @@ class EffectiveWeights(ComposedWeightNorm):
         key = (id(v), id(g), dim)
         if key not in self.maps:
             self.maps[key] = WeightNormMap(v, g, dim)
-        return self.maps[key].w.clone()  # whoever changes a weight in place changes his own
+        return self.maps[key].w.clone()  # the user may change the weight in place
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:
-        """Inside, the same for forward passes that checkpointing runs again within a backward pass: there no mode of
-        this kind is active, so the name under which PyTorch's WeightNorms find the operation is replaced, for this
-        thread and those of autograd; a thread of the user's may be training another model."""
+        """Inside, also replace the operation in forward passes that checkpointing repeats within a backward pass.
+
+        No torch function mode is active there, so the name under which PyTorch's WeightNorms find the operation is
+        replaced, for this thread and those of autograd; another thread of the user may be training another model.
+        """
         owner = threading.get_ident()
 
         def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
@@ -143,7 +145,7 @@ class WeightNormMap:
 
     Attributes:
         w: the effective weight, a leaf that requires a gradient.
-        dim: the axis of the units; -1, as torch writes None: one unit.
+        dim: the axis of the units; -1, as torch writes None, for one unit.
     """
 
     def __init__(self, v: Tensor, g: Tensor, dim: int) -> None:
@@ -155,7 +157,7 @@ class WeightNormMap:
             self._norm = torch.linalg.vector_norm(units, dim=1, keepdim=True)
             self._unit = units / self._norm
             self._scale = g.to(wide).reshape(-1, 1) / self._norm
-            # Where products put their results: asking for fresh memory each time would cost as much as filling it.
+            # Reused for the results of products: allocating memory each time would cost as much as filling it.
             self._work, self._pushed = torch.empty_like(self._unit), torch.empty_like(self._unit)
 
     @property
@@ -184,9 +186,9 @@ class WeightNormMap:
         return c.reshape(self.g.shape), self._unflatten(self._scale * torch.addcmul(a, self._unit, c, value=-1))
 
     def pulled_norms(self, a: Tensor) -> tuple[float, float]:
-        """‖∂L/∂g‖² and ‖∂L/∂v‖² of what `pull` gives, without making it: c² and s²(‖a‖² − c²), summed over units."""
+        """‖∂L/∂g‖² and ‖∂L/∂v‖² without computing `pull`: c² and s²(‖a‖² − c²), summed over units."""
         a = self._units(a).to(self._unit.dtype)
-        # Rows times columns, which take no memory, unlike products that are then summed.
+        # Rows times columns take no memory, unlike products that are then summed.
         along = torch.bmm(self._unit[:, None], a[:, :, None]).flatten().square()
         across = torch.bmm(a[:, None], a[:, :, None]).flatten() - along
         return float(along.sum()), float((self.scale.square() * across).sum())
@@ -204,8 +206,10 @@ class WeightNormMap:
         return self._unflatten(torch.mul(self._v_dot, self._scale, out=self._pushed).addcmul_(self._unit, turn))
 
     def pull_tangent(self, a_dot: Tensor) -> tuple[Tensor, Tensor]:
-        """The derivative of `pull` along the (ġ, v̇) that was pushed last, where a moves by ȧ = H_w ẇ: the part of
-        (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇) that belongs to this weight. Valid until the next call."""
+        """The derivative of `pull` along the (ġ, v̇) that was pushed last, while a changes by ȧ = H_w ẇ.
+
+        It is this weight's part of (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇). Valid until the next call.
+        """
         a, c, a_dot = self._slope, self._slope_along, self._units(a_dot)
         # d/dt of c = v̂·a and of s(a − c v̂), with dv̂/dt = (v̇ − (v̂·v̇)v̂)/‖v‖
         c_dot = self._dot(self._unit, a_dot) + (self._dot(a, self._v_dot) - c * self._along) / self._norm
@@ -216,5 +220,5 @@ class WeightNormMap:
         return c_dot.reshape(self.g.shape), self._unflatten(out)
 
     def _dot(self, x: Tensor, y: Tensor) -> Tensor:
-        """Row by row, as (units, 1)."""
+        """The inner products of the rows (units, 1)."""
         return torch.mul(x, y, out=self._work).sum(1, keepdim=True)

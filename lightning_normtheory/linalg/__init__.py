@@ -1,1 +1,6 @@
-"""Linear algebra: eigensolvers, spectra, inner products."""
+"""Linear algebra.
+
+* ``inner_products``: inner products of long vectors, summed in float64
+* ``eigensolvers``: power iteration and Lanczos, for maps that are known by their products
+* ``spectrum``: extreme eigenvalues and norms of dense matrices
+"""

@@ -1,4 +1,4 @@
-"""The leading eigenpair of a symmetric map that is known only by its products with vectors."""
+"""Find the leading eigenpair of a symmetric map that is known only by its products with vectors."""
 
 import math
 from collections.abc import Callable
@@ -14,17 +14,21 @@ __all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iter
 
 Product = Callable[[Tensor], Tensor]
 Which = Literal["algebraic", "magnitude", "smallest"]
-# No result before this many products, unless it is exact: a start near to another eigenvector than the leading one has
-# a small residual too, and these products are what brings the leading one up from the noise. A product of Lanczos does
-# about what two of power iteration do.
+# No result before this many products, unless it is exact: a start near another eigenvector than the leading one has a
+# small residual too, and these products amplify the leading one out of the noise. One product of Lanczos achieves about
+# as much as two of power iteration.
 _AT_LEAST = 4
 _AT_LEAST_LANCZOS = 3
 
 
 class Pair(NamedTuple):
-    """A value λ with a unit vector v (p,), ‖Hv − λv‖, whether that met the tolerance, and the products it took.
+    """An eigenvalue λ with its unit vector v (p,).
 
-    ``asymmetry`` is the largest |uᵀHv − vᵀHu| that was seen on the way, for unit vectors: rounding, if H is symmetric.
+    Attributes:
+        residual: ‖Hv − λv‖.
+        converged: whether the residual met the tolerance.
+        products: the number of products with H.
+        asymmetry: the largest |uᵀHv − vᵀHu| that occurred, for unit vectors: rounding, if H is symmetric.
     """
 
     value: float
@@ -40,15 +44,15 @@ def power_iteration(
 ) -> Pair:
     """x ← (H + σI)x, normalized; λ from the span of the last two iterates, until ‖Hv − λv‖ ≤ tol·|λ|.
 
-    The iterates turn to the eigenvalue of the largest magnitude. Two of them, and not one, because with eigenvalues λ
-    and −λ they turn to the plane of both. For the largest algebraic one, σ stays zero unless the iterates come near an
-    eigenvalue ρ < 0: then σ = |ρ| + residual brings the whole spectrum above zero, and they begin again. The smallest
-    is the largest of −H, with its sign.
+    The iterates converge to the eigenvalue of largest magnitude. Two iterates are used because, with eigenvalues λ and
+    −λ, they converge to the plane of both. For the largest algebraic eigenvalue, σ is zero unless iterates come near an
+    eigenvalue ρ < 0: then σ = |ρ| + residual shifts the whole spectrum above zero, and the iteration restarts. The
+    smallest eigenvalue is minus the largest of −H.
 
     Args:
         product: v ↦ Hv.
-        start: any vector (p,) with a component along the one that is looked for.
-        project: onto an invariant subspace to stay in. Rounding leaves it, and outside there may be larger eigenvalues.
+        start: any vector (p,) with a component along the wanted eigenvector.
+        project: projection onto an invariant subspace to stay in; rounding leaves it, to larger eigenvalues outside.
     """
     options: dict[str, Any] = {"tol": tol, "max_products": max_products, "project": project}
     if which == "smallest":
@@ -67,7 +71,7 @@ def power_iteration(
         ritz = _Ritz(value, (0.0, 1.0), residual, 0.0) if last is None else _ritz_of_plane(*last, x, Hx, which)
         asymmetry = max(asymmetry, ritz.asymmetry)
         wanted = which == "magnitude" or ritz.value + shift >= 0
-        # The residual so far is a difference of squares, good to 1e-3 in float32: near the end it is computed in full.
+        # This residual is a difference of squares, accurate to 1e-3 in float32: near the end it is computed in full.
         near = ritz.residual <= max(4 * tol, 0.02) * abs(ritz.value) or ritz.residual <= 1e-3 * scale
         if (wanted and near) or products == max_products:
             pair = _pair(ritz, *(last or (x, Hx)), x, Hx, products, asymmetry)
@@ -83,7 +87,7 @@ def power_iteration(
 
 
 class _Ritz(NamedTuple):
-    """λ and the coefficients of its vector in two iterates, with a residual from inner products."""
+    """λ and the coefficients of its vector in terms of two iterates, with a residual from inner products."""
 
     value: float
     coefficients: tuple[float, float]
@@ -96,10 +100,10 @@ def _ritz_of_plane(x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, which: Which) -
     c = dot(x, y)
     s = math.sqrt(max(1 - c * c, 0.0))
     yHy, HyHy = dot(y, Hy), dot(Hy, Hy)
-    if s <= torch.finfo(x.dtype).eps ** 0.25:  # s² is a difference of numbers near one: one direction, up to rounding
+    if s <= torch.finfo(x.dtype).eps ** 0.25:  # parallel up to rounding: s² is a difference of numbers near one
         return _Ritz(yHy, (0.0, 1.0), math.sqrt(max(HyHy - yHy**2, 0.0)), 0.0)
     xHx, yHx, xHy = dot(x, Hx), dot(y, Hx), dot(x, Hy)
-    # In the orthonormal basis x, e = (y − cx)/s: the columns of A take (x, y) to (x, e).
+    # In the orthonormal basis x, e = (y − cx)/s; the columns of A are the coefficients of x and e in x and y.
     A = torch.tensor([[1.0, -c / s], [0.0, 1 / s]], dtype=torch.float64)
     H = torch.tensor([[xHx, (xHy + yHx) / 2], [(xHy + yHx) / 2, yHy]], dtype=torch.float64)
     HH = torch.tensor([[dot(Hx, Hx), dot(Hx, Hy)], [0.0, HyHy]], dtype=torch.float64)
@@ -112,7 +116,7 @@ def _ritz_of_plane(x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, which: Which) -
 
 
 def _pair(ritz: _Ritz, x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, products: int, asymmetry: float) -> Pair:
-    """The vector itself, with its exact residual."""
+    """Compute the vector and its exact residual."""
     a, b = ritz.coefficients
     vector, image = torch.add(a * x, y, alpha=b), torch.add(a * Hx, Hy, alpha=b)
     size = float(vector.norm())
@@ -124,7 +128,7 @@ def _pair(ritz: _Ritz, x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, products: i
 def lanczos(product: Product, start: Tensor, *, project: Product | None = None, **options: Any) -> Pair:
     """The Rayleigh–Ritz value of the Krylov space span{x, Hx, H²x, …}, until its residual is below tol·|λ|.
 
-    The arguments are those of `power_iteration`, and ``basis`` and ``at_least`` of `batched_lanczos`.
+    Takes the arguments of `power_iteration`, and ``basis`` and ``at_least`` of `batched_lanczos`.
     """
     inside = None if project is None else lambda v: project(v[0])[None]
     return batched_lanczos(lambda v: product(v[0])[None], start[None], project=inside, **options)[0]
@@ -141,12 +145,12 @@ def batched_lanczos(
     at_least: int = _AT_LEAST_LANCZOS,
     project: Product | None = None,
 ) -> list[Pair]:
-    """`lanczos` for b maps at once: ``product`` takes v (b, p) to the H_i v_i. Each keeps its first converged pair.
+    """Run `lanczos` for b maps at once: ``product`` maps v (b, p) to the H_i v_i. Each keeps its first converged pair.
 
     Args:
-        basis: how many vectors to keep for each map. When they are there, they are replaced by the leading half in Ritz
-            vectors (thick restart).
-        at_least: no result before so many products, unless it is exact.
+        basis: the number of vectors to keep for each map. A full basis is replaced by its leading half of Ritz vectors
+            (thick restart).
+        at_least: no result before this many products, unless it is exact.
     """
     krylov = _Krylov(start, min(basis, max_products))
     pairs: list[Pair | None] = [None] * len(start)
@@ -169,7 +173,7 @@ def batched_lanczos(
         done = [pair for pair in pairs if pair is not None]
         if len(done) == len(pairs):
             return done
-        # An exhausted map has its pair; it goes on with zeros.
+        # A map whose Krylov space is exhausted has its pair; it continues with zeros.
         following = w.mul_(torch.where(exhausted, 0.0, 1 / beta).to(w)[:, None])
         krylov.extend(following, beta, values, vectors)
     raise AssertionError("unreachable: the last product returns")
@@ -179,8 +183,8 @@ class _Krylov:
     """Orthonormal bases Q (b, m, p) of Krylov spaces, reorthogonalized in every step, and T = QHQᵀ (b, m, m).
 
     Attributes:
-        scale: the largest |T| so far, for each map: what its rounding is relative to.
-        asymmetry: the largest component of an Hq that a symmetric map would not have.
+        scale: the largest |T| so far, for each map; rounding is relative to it.
+        asymmetry: the largest component of an Hq that would be zero for a symmetric map.
     """
 
     def __init__(self, start: Tensor, size: int) -> None:
@@ -190,7 +194,7 @@ class _Krylov:
         self._Q[:, 0] = start / start.norm(dim=1, keepdim=True)
         self._T = torch.zeros(b, size + 1, size + 1, dtype=torch.float64)  # on the CPU: not every device has float64
         self._j = 0
-        self._coupled = slice(0, 1)  # the vectors that H q_j must have components along, beside the one that follows
+        self._coupled = slice(0, 1)  # the vectors, besides the next one, along which H q_j has components
         self.scale, self.asymmetry = self._T.new_zeros(b), self._T.new_zeros(b)
 
     @property
@@ -202,13 +206,13 @@ class _Krylov:
         return self._Q[:, self._j]
 
     def orthogonalize(self, w: Tensor, project: Product | None) -> tuple[Tensor, Tensor]:
-        """What is new in w = H q_j, and its norm."""
+        """The component of w = H q_j orthogonal to the basis, and its norm."""
         j, T = self._j, self._T
         T[:, j, j] = (self.last * w).sum(1).cpu()
-        # First the components that must be there, then whatever rounding (or a false derivative) has left.
+        # First the components that a symmetric map has, then those from rounding (or from a wrong derivative).
         w = _subtract(w, self._Q[:, self._coupled], T[:, self._coupled, j].to(w))
         rest = torch.einsum("bmp,bp->bm", self.basis, w)
-        # In place: the first subtraction has made it ours.
+        # In place: w is a new tensor since the first subtraction.
         w.unsqueeze(1).baddbmm_(rest[:, None], self.basis, alpha=-1)
         if j:
             self.asymmetry = torch.maximum(self.asymmetry, rest[:, :j].abs().amax(1).cpu())
@@ -225,7 +229,7 @@ class _Krylov:
         return values.gather(1, order), vectors.gather(2, order[:, None].expand_as(vectors))
 
     def extend(self, following: Tensor, beta: Tensor, values: Tensor, vectors: Tensor) -> None:
-        """Go on with a vector that is orthogonal to all; in a full basis, after replacing it by its leading half."""
+        """Append a vector that is orthogonal to the basis; replace a full basis by its leading half first."""
         Q, T, j = self._Q, self._T, self._j
         if j + 1 == self._size:
             j = self._size // 2 - 1
@@ -251,7 +255,7 @@ def _order(values: Tensor, which: Which) -> Tensor:
 
 
 def _small_enough(residual: float, value: float, scale: float, tol: float, like: Tensor) -> bool:
-    # Below a few units in the last place of ‖H‖ a residual is rounding: an eigenvalue of zero is never found better.
+    # A residual below a few units in the last place of ‖H‖ is rounding: a zero eigenvalue never gets a smaller one.
     return residual <= max(tol * abs(value), 10 * torch.finfo(like.dtype).eps * scale)
 
 

@@ -11,8 +11,8 @@ _PIECE = 2**18
 def dot(x: Tensor, y: Tensor) -> float:
     """⟨x, y⟩ of flat vectors, summed in float64.
 
-    A BLAS dot of millions of float32 entries is off by 1e-5. In pieces that stay in the cache, a product and its sum in
-    float64 take a third of the time that they take for the whole.
+    A BLAS dot of millions of float32 entries has an error of 1e-5. Pieces that fit into the cache take a third of the
+    time that the whole vector takes.
 
     Example:
         >>> dot(torch.ones(3), torch.arange(3.0))
@@ -24,7 +24,7 @@ def dot(x: Tensor, y: Tensor) -> float:
 
 
 def exact_dot(x: Tensor, y: Tensor) -> float:
-    """⟨x, y⟩ with the products in float64 too, where the device has that: as if both vectors were."""
+    """⟨x, y⟩ with the products in float64 too, if the device has it."""
     dtype = x.dtype if x.device.type == "mps" else torch.float64
     pieces = zip(x.split(_PIECE), y.split(_PIECE))
     return float(sum((a.to(dtype) * b.to(dtype)).sum() for a, b in pieces))

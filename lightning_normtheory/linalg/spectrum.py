@@ -1,4 +1,4 @@
-"""Extreme eigenvalues of a dense symmetric matrix, without a full decomposition where that would be slow."""
+"""Compute extreme eigenvalues of dense matrices, without a full decomposition if that would be slow."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from lightning_normtheory.linalg.eigensolvers import Product, batched_lanczos, l
 
 __all__ = ["exceeds", "largest_eigenvalue", "smallest_eigenvalue", "spectral_norm"]
 
-# Up to here a full decomposition takes less than a Cholesky factor and the solves of Lanczos.
+# Up to this size a full decomposition takes less time than a Cholesky factor and the solves of Lanczos.
 _DENSE = 1000
-# Of the Gram matrix that the norm of another one needs, which is not there yet.
+# The same for `spectral_norm`, which must compute a Gram matrix first.
 _SMALL = 256
 _STARTS, _STEPS, _SHORTFALL = 8, 12, 0.1
 _TOL, _MAX_PRODUCTS, _BASIS = 1e-6, 300, 60
@@ -34,8 +34,8 @@ def largest_eigenvalue(matrix: Tensor) -> float:
 def smallest_eigenvalue(matrix: Tensor, scale: float) -> float:
     """λ_min of a symmetric float64 matrix that is positive semidefinite up to rounding.
 
-    Large matrices: Lanczos on the inverse, by a Cholesky factor of K + σI, with σ the rounding error of ``scale``,
-    or as much more as it takes; λ_min is then accurate to about σ, as it would be from a decomposition.
+    Large matrices: Lanczos on the inverse, from a Cholesky factor of K + σI, with σ the rounding error of ``scale``, or
+    larger if the factorization fails; λ_min is accurate to about σ, as from a decomposition.
 
     Args:
         scale: λ_max.
@@ -59,7 +59,7 @@ def smallest_eigenvalue(matrix: Tensor, scale: float) -> float:
 
 
 def exceeds(matrix: Tensor, value: float) -> bool:
-    """Whether all eigenvalues of a symmetric matrix do, which costs one attempt at a Cholesky factor.
+    """Whether all eigenvalues of a symmetric matrix exceed ``value``, by one attempt at a Cholesky factor.
 
     Example:
         >>> K = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
@@ -90,12 +90,12 @@ def _leading(product: Product, like: Tensor) -> float:
 
 
 def spectral_norm(matrix: Tensor) -> float:
-    """‖W‖₂ of any matrix, from above: exact for a small one, up to 5.5 % more for a large one.
+    """An upper bound of ‖W‖₂: exact for a small matrix, at most 5.5 % larger for a large one.
 
     Large matrices: k = 12 steps of Lanczos on WᵀW from a random start find θ ≤ ‖W‖₂², and θ < (1 − ε)‖W‖₂² has a
     probability of at most 1.648 √n exp(−√ε (2k − 1)) (Kuczyński and Woźniakowski 1992, Theorem 4.2): 6 % for ε = 0.1
-    and n = 3000. Eight starts that go together take hardly more time than one, and all of them fail once in 10⁹. The
-    result is √(θ/(1 − ε)) of the largest θ, or ‖W‖_F where that is less.
+    and n = 3000. Eight starts together take hardly more time than one, and fail all at once with probability 10⁻⁹. The
+    result is √(θ/(1 − ε)) for the largest θ, or ‖W‖_F if that is smaller.
 
     Example:
         >>> spectral_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))

@@ -1,1 +1,11 @@
-"""Measure a model without changing it: state, random numbers, interrupts, memory, processes."""
+"""Measure a model without changing it.
+
+* ``preserve``: run a block on a model and restore the model afterwards; the entry point
+* ``snapshot``: remember and restore the mutable state reachable from some objects
+* ``rng``: seed random generators inside a block, restore them afterwards
+* ``eager``: run compiled models uncompiled
+* ``interrupts``: defer Ctrl+C while state is restored
+* ``memory``: recognize out-of-memory errors
+* ``processes``: the interface of several processes that measure together
+* ``progress``: report the steps of long loops
+"""

@@ -1,4 +1,4 @@
-"""Compiled models run as they were written: what torch.compile makes of them has no second derivative."""
+"""Run compiled models uncompiled: code compiled by torch.compile has no second derivative."""
 
 import sys
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ __all__ = ["eager"]
 
 @contextmanager
 def eager(model: nn.Module) -> Iterator[None]:
-    """Inside, nothing that was compiled is used and nothing is compiled.
+    """Inside, neither use compiled code nor compile.
 
-    Also for first derivatives: a batch of another size would make torch.compile build other kernels, which the training
-    would then use.
+    First derivatives need this too: a batch of another size would make torch.compile build other kernels, which the
+    training would then use.
 
     Example:
         >>> with eager(torch.compile(nn.Linear(1, 1))) as nothing:
@@ -26,7 +26,7 @@ def eager(model: nn.Module) -> Iterator[None]:
         with torch.compiler.set_stance("force_eager"):
             yield
         return
-    # Before torch 2.6 the whole module or its call is compiled, and both can be put aside.
+    # Before torch 2.6 the whole module or its call is compiled, and both can be replaced for a while.
     compiled = [module for module in model.modules() if _compiled(module)]
     before = [dict(vars(module)) for module in compiled]
     for module in compiled:

@@ -1,4 +1,4 @@
-"""An interrupt that waits until what was changed has been put back."""
+"""Defer an interrupt until state has been restored."""
 
 import signal
 import threading
@@ -11,21 +11,21 @@ __all__ = ["uninterrupted"]
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Inside, Ctrl+C is noted, and takes effect at the end of the block. For short blocks.
+    """Defer Ctrl+C to the end of the block. For short blocks.
 
-    Only the main thread is ever interrupted, and only where python handles the signal. A handler that a library in C
-    has put over python's is not known here. An interrupt just before the block is not held.
+    Python interrupts only the main thread, and only if it handles the signal itself. A handler that a C library has
+    installed over python's is not deferred, nor is an interrupt just before the block.
 
     Example:
         >>> done = []
         >>> try:
         ...     with uninterrupted():
         ...         signal.raise_signal(signal.SIGINT)
-        ...         done.append("all of it")
+        ...         done.append("the block")
         ... except KeyboardInterrupt:
-        ...     done.append("then the interrupt")
+        ...     done.append("the interrupt")
         >>> done
-        ['all of it', 'then the interrupt']
+        ['the block', 'the interrupt']
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

@@ -1,15 +1,15 @@
-"""Whether a computation has run out of memory, by whatever name the device calls it."""
+"""Recognize out-of-memory errors of all devices."""
 
 import torch
 
 __all__ = ["is_out_of_memory"]
 
-# What devices other than CUDA, and libraries below torch, say in a plain RuntimeError.
+# Messages of plain RuntimeErrors, raised by devices other than CUDA and by libraries below torch.
 _WORDS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether less work at once may succeed where this failed.
+    """Whether an error means that memory ran out, so that less work at once may succeed.
 
     Example:
         >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("a batch of another form"))

@@ -1,4 +1,4 @@
-"""The function that is measured, and the promise that measuring it changes nothing."""
+"""Set up the function that is measured, and restore the model afterwards."""
 
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,23 +24,23 @@ __all__ = ["preserve_state"]
 def preserve_state(
     model: nn.Module, *, batch_stats: bool | None = None, seed: int = 0, processes: Processes = SINGLE_PROCESS
 ) -> Iterator[Callable[[], None]]:
-    """Inside: the deterministic function that is trained. Afterwards: the model as it was, to the last bit.
+    """Make the model the deterministic function that is trained; restore it afterwards, to the last bit.
 
-    Dropout and every other layer that behaves differently in training is switched off, except for the layers that
-    normalize with statistics of the batch. A compiled model runs as it was written.
+    Dropout and all other layers that behave differently in training are switched off, except those that normalize with
+    batch statistics. A compiled model runs uncompiled.
 
     Args:
         model: its parameters, buffers, ``.grad``, train/eval flags and python attributes are restored on exit, and so
             are the random generators of python, numpy and torch. Inside, ``.grad`` is empty.
         batch_stats: ``True``: BatchNorm uses the statistics of the batch; ``False``: the running statistics;
             ``None``: each BatchNorm keeps its own train/eval flag.
-        seed: of the private randomness inside.
-        processes: that have this model. Inside, all have the buffers of the first: in training each updates its own
-            statistics, and those of the first are kept.
+        seed: of the random generators inside.
+        processes: have copies of this model. Inside, all use the buffers of the first: in training each process updates
+            its own statistics, and those of the first are saved.
 
     Yields:
-        A function that gives the model its buffers as they were at the beginning. Called before each batch, it lets all
-        of them start from the same state, and keeps a graph of one batch valid when the next one writes.
+        A function that resets the model's buffers to their initial state. Called before each batch, it lets all batches
+        start from the same state, and keeps the graph of one batch valid when the next batch writes to the buffers.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ def preserve_state(
         try:
             for parameter in model.parameters():
                 parameter.grad = None
-            originals = _of_the_first(_buffers(model), processes)
+            originals = _buffers_of_first_process(_buffers(model), processes)
             _lend_buffers(originals)
             _set_modes(model, batch_stats)
             yield partial(_lend_buffers, originals)
@@ -69,7 +69,7 @@ _Buffers = list[tuple[dict[str, Any], str, Tensor]]
 
 
 def _buffers(model: nn.Module) -> _Buffers:
-    """Every place where a buffer of the model is kept, with the buffer."""
+    """Every place where the model keeps a buffer, with the buffer."""
     places = [
         (module._buffers, name, buffer)
         for module in model.modules()
@@ -82,8 +82,8 @@ def _buffers(model: nn.Module) -> _Buffers:
     return places
 
 
-def _of_the_first(own: _Buffers, processes: Processes) -> _Buffers:
-    """The buffers of the first process in the places of this one's; unless some process has others than the first."""
+def _buffers_of_first_process(own: _Buffers, processes: Processes) -> _Buffers:
+    """Replace the buffers of this process by those of the first, unless shapes or dtypes differ in some process."""
     if processes.count == 1:
         return own
     unique = {id(buffer): buffer for _, _, buffer in own if buffer.layout == torch.strided and not buffer.is_meta}
@@ -92,11 +92,11 @@ def _of_the_first(own: _Buffers, processes: Processes) -> _Buffers:
     if float(processes.sum((first != form).float())) > 0:
         return own
     theirs: dict[int, Tensor] = {}
-    # In the order of the model: that of a set of dtypes is another in every process.
+    # In the order of the model: a set of dtypes is ordered differently in every process.
     for dtype in dict.fromkeys(_exchanged_as(buffer.dtype) for buffer in unique.values()):
         some = {key: buffer for key, buffer in unique.items() if _exchanged_as(buffer.dtype) == dtype}
         flat = torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in some.values()])
-        # A sum to which the others add nothing.
+        # A broadcast: the other processes add zeros.
         flat = processes.sum(flat if processes.rank == 0 else torch.zeros_like(flat))
         parts = flat.split([buffer.numel() for buffer in some.values()])
         theirs.update({key: part.view(x.shape).to(x.dtype) for (key, x), part in zip(some.items(), parts)})
@@ -104,14 +104,17 @@ def _of_the_first(own: _Buffers, processes: Processes) -> _Buffers:
 
 
 def _exchanged_as(dtype: torch.dtype) -> torch.dtype:
-    """A dtype that backends add up, and that holds all values of the given one."""
+    """A dtype that backends can sum, and that holds all values of the given one."""
     narrow = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
     return narrow.get(dtype, dtype)
 
 
 def _lend_buffers(originals: _Buffers) -> None:
-    """Copies in place of the buffers. BatchNorm writes into its statistics, and a graph of the user's from before still
-    needs the originals for its backward pass, in the version that they have now."""
+    """Put copies in place of the buffers.
+
+    BatchNorm writes into its statistics, but an earlier graph of the user needs the originals, unchanged, for its
+    backward pass.
+    """
     copies: dict[int, Tensor] = {}
     for place, name, buffer in originals:
         if id(buffer) not in copies:
@@ -129,9 +132,9 @@ def _set_modes(model: nn.Module, batch_stats: bool | None) -> None:
                 )
             module.training = module.training if batch_stats is None else batch_stats
         elif isinstance(module, _InstanceNorm):
-            pass  # per sample, or running: as in training
+            pass  # normalizes per sample or with running statistics, as in training
         elif isinstance(module, nn.RNNBase):
-            # cuDNN has no backward pass for recurrent layers in eval mode: silence their dropout instead.
+            # cuDNN has no backward pass for recurrent layers in eval mode: switch off their dropout instead.
             module.dropout, module.training = 0.0, True
         else:
             module.training = False

@@ -1,4 +1,4 @@
-"""A sign of life from long loops, for whoever wants to show how far a measurement is."""
+"""Report the steps of long loops to a listener, which may show the progress."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 def tick(step: str) -> None:
-    """Say that a step begins, such as a ``"product"``; free of charge if nobody listens."""
+    """Report that a step begins, such as a ``"product"``; costs nothing without a listener."""
     listener = _listener.get()
     if listener is not None:
         listener(step)
@@ -19,7 +19,7 @@ def tick(step: str) -> None:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Have ``listener`` called with every step inside of the block; it must not raise.
+    """Call ``listener`` with every step inside the block; it must not raise.
 
     Example:
         >>> with listening(print):

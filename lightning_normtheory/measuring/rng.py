@@ -1,4 +1,4 @@
-"""A private stretch of randomness: every global generator is put back afterwards."""
+"""Seed the global random generators inside a block, and restore them afterwards."""
 
 import random
 import sys
@@ -14,10 +14,10 @@ __all__ = ["isolated_rng"]
 
 @contextmanager
 def isolated_rng(seed: int = 0) -> Iterator[None]:
-    """Seed python, numpy and torch inside, restore their states outside.
+    """Seed python, numpy and torch inside the block, and restore their states afterwards.
 
-    Everything random inside (an augmentation, a dropout that cannot be switched off) repeats exactly from call to
-    call, and the surrounding program does not notice that anything was drawn.
+    Random operations inside (an augmentation, a dropout that cannot be switched off) repeat exactly from call to call,
+    and random numbers outside are the same as without the block.
 
     Example:
         >>> import torch
@@ -32,7 +32,7 @@ def isolated_rng(seed: int = 0) -> Iterator[None]:
         ...     torch.equal(inside, torch.rand(2))
         True
     """
-    # numpy is not a dependency of ours: only a program that has loaded it can have a state worth keeping.
+    # numpy is no dependency: only a program that has loaded it has a state to keep.
     numpy_random = sys.modules.get("numpy.random")
     python_state = random.getstate()
     numpy_state = numpy_random.get_state() if numpy_random is not None else None

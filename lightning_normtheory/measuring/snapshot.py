@@ -1,7 +1,7 @@
-"""Remember the mutable state reachable from some objects, and put it back.
+"""Remember and restore the mutable state reachable from some objects.
 
-The loss of a user's model is whatever its own code computes. That code may count batches, collect outputs in a list,
-update a metric, move BatchNorm statistics. A diagnostic that runs it must leave none of this behind.
+The user's code computes the loss. It may also count batches, collect outputs in a list, update a metric, move BatchNorm
+statistics. A diagnostic that runs this code must undo all of that.
 """
 
 import functools
@@ -28,15 +28,15 @@ _ATOMS = (str, bytes, int, float, complex, type(None))
 
 
 class Snapshot:
-    """The state of ``roots`` at this moment; `restore` brings it back, keeping the identity of every object.
+    """Remember the current state of ``roots``; `restore` brings it back and keeps the identity of every object.
 
-    Covered are attributes of objects, lists, dicts, sets, deques, tensors, numpy arrays and random generators, however
-    they are nested; parameters and buffers are attributes like any other. What was not changed is not written.
+    Covers attributes of objects, lists, dicts, sets, deques, tensors, numpy arrays and random generators, nested in any
+    way; parameters and buffers are attributes. Unchanged objects are not written to.
 
     Args:
         roots: where to start, usually one `torch.nn.Module`.
-        arrays: whether the contents of tensors and numpy arrays are copied. A dataset is walked without: reading a
-            sample does not write into the data, which may be large.
+        arrays: whether to copy the contents of tensors and numpy arrays. Pass False for a dataset: reading a sample
+            does not write to the data, which may be large.
 
     Example:
         >>> layer = nn.BatchNorm1d(2)
@@ -51,9 +51,9 @@ class Snapshot:
     def __init__(self, *roots: Any, arrays: bool = True) -> None:
         self._arrays = arrays
         self._undo: list[Callable[[], object]] = []
-        # The objects are kept alive until the end, so that an id stays the name of one object.
+        # Keeps the objects alive, so that each id stays that of one object.
         self._seen: dict[int, Any] = {}
-        # A walk with a stack of its own: user objects may be nested deeper than python's recursion limit.
+        # An explicit stack: user objects may be nested deeper than python's recursion limit.
         stack: list[Any] = list(roots)
         while stack:
             value = stack.pop()
@@ -62,8 +62,10 @@ class Snapshot:
                 stack.extend(self._remember(value))
 
     def restore(self) -> None:
-        """Put everything back that has changed since; one thing that cannot be restored does not keep the others, and
-        an interrupt waits until all is done."""
+        """Restore everything that has changed since, and raise the first error at the end, if there was one.
+
+        An interrupt is deferred until all is restored.
+        """
         errors = []
         with uninterrupted():
             for undo in self._undo:
@@ -75,7 +77,7 @@ class Snapshot:
             raise errors[0]
 
     def _remember(self, value: Any) -> Iterable[Any]:
-        """Note how to restore ``value`` and return what it contains."""
+        """Record how to restore ``value`` and return its contents."""
         if isinstance(value, Tensor):
             self._remember_tensor(value)
             return ()
@@ -95,8 +97,8 @@ class Snapshot:
     def _remember_tensor(self, tensor: Tensor) -> None:
         if is_lazy(tensor) or tensor.is_meta:
             return
-        # Another name for the same memory, with a version counter of its own: writing through it does not invalidate
-        # a graph of the user's that waits for its backward pass.
+        # The same memory with its own version counter: writing through it does not invalidate a graph of the user that
+        # waits for its backward pass.
         memory = tensor.data
         saved = memory.clone() if self._arrays else None
         flag, gradient = (tensor.requires_grad, tensor.grad) if tensor.is_leaf else (None, None)
@@ -140,7 +142,7 @@ class Snapshot:
         return saved
 
     def _remember_attributes(self, value: Any) -> Iterator[Any]:
-        """What an object, a function or a method holds on to."""
+        """The objects that an object, a function or a method refers to."""
         if isinstance(value, MethodType):
             yield from (value.__self__, value.__func__)
             return
@@ -198,7 +200,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Equality under which a NaN equals itself and 0.0 is not -0.0."""
     if a.layout != torch.strided:
         return False
-    # Eight bytes at a time where that divides the memory.
+    # Eight bytes at a time if the memory allows it.
     unit = torch.int64 if a.numel() * a.element_size() % 8 == 0 and a.data_ptr() % 8 == 0 else torch.uint8
     return torch.equal(*(x.contiguous().reshape(-1).view(unit) for x in (a, b)))
 

@@ -1,4 +1,4 @@
-"""Batches of samples, of which the first are asked for, and how they are joined."""
+"""Represent and join batches of which only the first samples are asked for."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ __all__ = ["SampleBatch", "joined"]
 
 
 class SampleBatch(NamedTuple):
-    """An input with the number of samples in it, and of those, from the first on, that are asked for."""
+    """An input, its number of samples, and how many of them, from the first on, are asked for."""
 
     x: Any
     samples: int
@@ -21,11 +21,11 @@ class SampleBatch(NamedTuple):
 
     @classmethod
     def whole(cls, x: Any) -> "SampleBatch":
-        """All samples of an input.
+        """Ask for all samples of an input.
 
         Raises:
-            TypeError: if it holds no tensor with samples in front.
-            ValueError: if there are none.
+            TypeError: if it has no tensor with the samples in front.
+            ValueError: if it has no samples.
         """
         tensors = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor) and leaf.dim() > 0]
         if not tensors:
@@ -44,7 +44,7 @@ class SampleBatch(NamedTuple):
         return self.x if self.asked == self.samples else some_samples(self.x, self.samples, slice(self.asked))
 
     def to(self, dtype: torch.dtype) -> "SampleBatch":
-        """With all floating-point numbers in another dtype."""
+        """Convert all floating-point tensors to another dtype."""
 
         def convert(leaf: Any) -> Any:
             return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
@@ -53,7 +53,7 @@ class SampleBatch(NamedTuple):
 
 
 def joined(batches: Sequence[SampleBatch]) -> list[tuple[Any, int]]:
-    """The samples that are asked for, in one input wherever they have the same form, with their number.
+    """Join batches of the same form into one input each; return the samples asked for, with their number.
 
     Example:
         >>> x = torch.arange(4.0)
@@ -70,7 +70,7 @@ def joined(batches: Sequence[SampleBatch]) -> list[tuple[Any, int]]:
 
 
 def _form(batch: SampleBatch) -> list[Any]:
-    """What must be equal for samples to be joined: whatever does not belong to single samples, and all shapes."""
+    """What must be equal for batches to be joined: all shapes, and values that belong to all samples."""
     leaves, structure = tree_flatten(batch.x)
     per_sample = (
         (leaf.shape[1:], leaf.dtype) if has_samples(leaf, batch.samples) else _constant(leaf) for leaf in leaves

@@ -1,4 +1,4 @@
-"""What the quantities are given, model, batches, outputs, loss: checked, with errors that name the remedy."""
+"""Check models, batches, outputs and losses, with errors that name the remedy."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ __all__ = [
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters θ: everything that requires a gradient, tied ones once.
+    """The parameters θ: all that require a gradient, tied ones once.
 
     Raises:
         ValueError: if all of them are frozen, or one is complex.
@@ -37,10 +37,11 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def list_batches(batches: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """
+    """List batches ``(x, y)``.
+
     Raises:
         ValueError: if there are none.
-        TypeError: if one is no pair ``(x, y)``.
+        TypeError: if one is not a pair.
     """
     listed = list(batches)
     if not listed:
@@ -48,17 +49,17 @@ def list_batches(batches: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     for batch in listed:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise TypeError(
-                f"Expected a list of batches (x, y), but one of them is no such pair: {type(batch).__name__}. A single"
-                " batch is written [(x, y)]."
+                f"Expected a list of batches (x, y), but one of them is not a pair: {type(batch).__name__}. Write a"
+                " single batch as [(x, y)]."
             )
     return listed
 
 
 def count_output_samples(output: Any) -> int:
-    """The number of samples in a model's output.
+    """Count the samples in a model's output.
 
     Raises:
-        TypeError: if it is no tensor with the samples in front.
+        TypeError: if it is not a tensor with the samples in front.
     """
     if not isinstance(output, Tensor) or output.dim() == 0:
         came = f"one of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
@@ -70,8 +71,9 @@ def count_output_samples(output: Any) -> int:
 
 
 def some_samples(x: Any, n: int, which: slice | Tensor) -> Any:
-    """Some samples of an input of n, whatever its form: a tensor, or a list or dict of tensors with the samples in
-    front; whatever else is in it belongs to all samples.
+    """Select samples of an input of n samples: a tensor, or a list or dict of tensors with the samples in front.
+
+    All other values in it belong to all samples and are kept.
 
     Example:
         >>> some_samples({"image": torch.arange(3), "scale": 2.0}, 3, slice(2))
@@ -81,10 +83,10 @@ def some_samples(x: Any, n: int, which: slice | Tensor) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], x: Any) -> Any:
-    """x with the function applied to whatever is in its lists, tuples and mappings."""
+    """Apply the function to all values in the lists, tuples and mappings of x."""
 
     def apply(leaf: Any) -> Any:
-        if isinstance(leaf, Mapping):  # one that is no dict, as a tokenizer returns it, is a leaf to torch
+        if isinstance(leaf, Mapping):  # torch treats a mapping that is not a dict, as of a tokenizer, as a leaf
             changed: Any = copy.copy(leaf)
             for key, value in leaf.items():
                 changed[key] = map_leaves(function, value)
@@ -99,13 +101,14 @@ def has_samples(leaf: Any, n: int) -> bool:
 
 
 def require_graph(value: Tensor, what: str) -> None:
-    """
+    """Refuse a value that cannot be differentiated.
+
     Raises:
-        ValueError: if a value cannot be differentiated.
+        ValueError: if the value has no graph.
     """
     if torch.is_inference_mode_enabled():
         raise ValueError(
-            "Expected to be called outside of torch.inference_mode(): nothing can be differentiated in it."
+            "Expected a call outside of torch.inference_mode(), but it is active: it records no graph to differentiate."
         )
     if not value.requires_grad:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The normalized layers of a model: which weight vectors a WeightNorm or a BatchNorm makes scale-free."""
+"""Find the normalized layers of a model and their weight vectors, whose scale WeightNorm or BatchNorm removes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class NormalizedWeight:
     """One weight tensor that is normalized unit by unit.
 
     Attributes:
-        name: of the layer, followed by the name of the tensor where that is not ``weight`` (``lstm.weight_hh_l0``).
+        name: of the layer, with the name of the tensor if that is not ``weight`` (``lstm.weight_hh_l0``).
         kind: ``"weight_norm"``, or ``"batch_norm"`` for a layer that feeds a BatchNorm.
         batch_norms: the names of the BatchNorm layers fed by this one.
     """
@@ -46,8 +46,10 @@ class NormalizedWeight:
 
     @property
     def vectors(self) -> Tensor:
-        """The vectors W_i of WN, Definition 3.1, as (units, entries): the directions v_i of a WeightNorm, the raw
-        weights of a layer that feeds a BatchNorm. Read from the module each time: they follow the training."""
+        """The vectors W_i of WN, Definition 3.1, as (units, entries), in their current state.
+
+        These are the directions v_i of a WeightNorm, or the raw weights of a layer that feeds a BatchNorm.
+        """
         for tensor_name, g, v in weight_norm_parameters(self.module):
             if tensor_name == self.tensor_name:
                 return _directions(g, v)
@@ -55,7 +57,7 @@ class NormalizedWeight:
 
 
 def weight_norm_layers(model: nn.Module) -> Iterator[NormalizedWeight]:
-    """Every weight under WeightNorm, in either of PyTorch's forms (hook and parametrization) and for any ``dim``.
+    """Iterate over the weights under WeightNorm, as hook or parametrization, with any ``dim``.
 
     Example:
         >>> lstm = nn.LSTM(3, 2)
@@ -70,21 +72,21 @@ def weight_norm_layers(model: nn.Module) -> Iterator[NormalizedWeight]:
 
 
 def weight_norm_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The triples (name, g, v) of the weights that this very module normalizes as w = g v/‖v‖."""
+    """The triples (name, g, v) of the weights that this module itself normalizes as w = g v/‖v‖."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm):
             yield hook.name, getattr(module, hook.name + "_g"), getattr(module, hook.name + "_v")
     parametrizations = getattr(module, "parametrizations", None)
     if isinstance(parametrizations, nn.ModuleDict):
         for name, chain in parametrizations.items():
-            # Of several parametrizations only the first can take two tensors: WeightNorm is it, or is not there.
+            # Of several parametrizations only the first can take two tensors, as WeightNorm does.
             if isinstance(chain, ParametrizationList) and isinstance(chain[0], _WeightNorm):
                 yield name, cast(Tensor, chain.original0), cast(Tensor, chain.original1)
 
 
 def _directions(g: Tensor, v: Tensor) -> Tensor:
-    # The shape of g says what `dim` was: it is 1 on every axis that the norm runs over, () where that is all of them.
-    # An axis of v that has length 1 itself may count as either: the vectors are the same.
+    # The shape of g tells `dim`: it is 1 on every axis that the norm runs over, () if these are all axes. An axis of v
+    # of length 1 may count as either: the vectors are the same.
     unit_axes = [axis for axis in range(g.dim()) if g.shape[axis] != 1]
     return v.movedim(unit_axes[0], 0).flatten(1) if unit_axes else v.reshape(1, -1)
 
@@ -109,7 +111,7 @@ def unit_vectors(module: nn.Module) -> Tensor:
 
 
 def public_name(path: str, tensor_name: str = "weight") -> str:
-    """The name under which a layer's numbers appear; the same whether or not the model was compiled.
+    """The name under which a layer is logged; the same for compiled and uncompiled models.
 
     Example:
         >>> public_name("_orig_mod.net.0"), public_name("lstm", "weight_hh_l0"), public_name("")
@@ -137,12 +139,12 @@ def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def with_batch_statistics(model: nn.Module) -> bool:
-    """Whether a BatchNorm of the model, as it is set, normalizes with the statistics of the batch."""
+    """Whether a BatchNorm of the model, in its current mode, uses batch statistics."""
     return any(layer.training or layer.running_mean is None for layer in batch_norm_layers(model).values())
 
 
 def refuse_uninitialized(model: nn.Module) -> None:
-    """Lazy modules have no weights before their first forward pass: there is nothing to measure."""
+    """Refuse lazy modules, which have no weights before their first forward pass."""
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Parameters by name, and the same numbers as one flat vector."""
+"""Convert parameters by name to one flat vector, and back."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -10,8 +10,7 @@ __all__ = ["FlatParameters"]
 
 
 class FlatParameters:
-    """The space ℝᵖ of the parameters θ, in the order of the dict and in one dtype: that of the parameters, at least
-    float32.
+    """The space ℝᵖ of the parameters θ, in the order of the dict, in their common dtype, at least float32.
 
     Example:
         >>> space = FlatParameters({"w": torch.zeros(2, 2), "b": torch.zeros(1)})
@@ -34,7 +33,7 @@ class FlatParameters:
         return {p: part.view(p.shape) for p, part in zip(self.parameters.values(), flat.split(sizes))}
 
     def join(self, parts: Mapping[Tensor, Tensor]) -> Tensor:
-        """The flat vector made of a part for each parameter; zero where there is none."""
+        """Make a flat vector from one part for each parameter; missing parts are zero."""
         filled = [parts[p].to_dense() if p in parts else torch.zeros_like(p) for p in self.parameters.values()]
         return torch.cat([part.detach().reshape(-1).to(self.device, self.dtype) for part in filled])
 

@@ -1,4 +1,4 @@
-"""How a tangent kernel stands to an earlier one and to the labels."""
+"""Compare a tangent kernel with an earlier one and with the labels."""
 
 import math
 
@@ -8,8 +8,9 @@ __all__ = ["kernel_change", "label_alignment"]
 
 
 def kernel_change(kernel: Tensor, reference: Tensor) -> float:
-    """‖K − K₀‖_F/‖K₀‖_F; its maximum over the training is ΔK of LIN, Section C, which is small where training is that
-    of a linear model.
+    """‖K − K₀‖_F/‖K₀‖_F, the relative change of the kernel.
+
+    Its maximum over the training is ΔK of LIN, Section C, which is small if the model trains like a linear one.
 
     Example:
         >>> import torch
@@ -25,9 +26,10 @@ def kernel_change(kernel: Tensor, reference: Tensor) -> float:
 
 
 def label_alignment(kernel: Tensor, targets: Tensor) -> float:
-    """⟨K_c, (YYᵀ)_c⟩/(‖K_c‖‖(YYᵀ)_c‖), the cosine between the kernel and that of the labels, both centered: A_c = CAC
-    with C = I − 11ᵀ/n. It is 1 where the kernel knows the classes and nothing else, near 0 where it knows nothing of
-    them; NaN if all labels are the same.
+    """⟨K_c, (YYᵀ)_c⟩/(‖K_c‖‖(YYᵀ)_c‖), the cosine between the kernel and that of the labels.
+
+    Both are centered: A_c = CAC with C = I − 11ᵀ/n. It is 1 if the kernel depends on the classes alone, near 0 if it is
+    unrelated to them; NaN if all labels are the same.
 
     Args:
         kernel: (n, n).
@@ -41,8 +43,8 @@ def label_alignment(kernel: Tensor, targets: Tensor) -> float:
     """
     if kernel.shape != (len(targets), len(targets)):
         raise ValueError(
-            f"Expected a kernel (n, n) for n = {len(targets)} targets, but got {tuple(kernel.shape)}. Of a "
-            "TangentKernel of all outputs take `over_samples`."
+            f"Expected a kernel (n, n) for n = {len(targets)} targets, but got {tuple(kernel.shape)}. For a "
+            "TangentKernel of all outputs, pass its `over_samples`."
         )
     y = targets.to(kernel.device)
     if y.dim() == 1 and not y.is_floating_point():

@@ -1,6 +1,6 @@
-"""The gradients of one parameter for some samples, in the form in which their Gram matrix is cheapest.
+"""Represent the gradients of one parameter in the form in which their Gram matrix is cheapest.
 
-The gradients of several outputs are a list, whose Gram matrices are added up (*folded*), or an axis q of a list of one.
+The gradients of several outputs are a list whose Gram matrices are added up (*folded*), or an axis q of one tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ Part = Literal["direction", "length", "rest"]
 
 
 class Result(NamedTuple):
-    """What a layer has made of its input, without the bias, and the bias."""
+    """The result of a layer without its bias, and the bias."""
 
     values: Tensor
     bias: Tensor
@@ -29,7 +29,7 @@ class Result(NamedTuple):
 
 @dataclass
 class Weight:
-    """∇ = Σ_p r_p c_pᵀ; and, where it is at hand, the result of the layer, with values (n, 1, T, G, d)."""
+    """∇ = Σ_p r_p c_pᵀ, with the result of the layer if it was recorded, whose values are (n, 1, T, G, d)."""
 
     factors: Factors
     result: Result | None = None
@@ -50,8 +50,7 @@ class Weight:
 
 @dataclass
 class Table:
-    """A table of so many ``entries``, of which the rows ``indices`` (n, T) have the gradients ``rows``, a list of
-    (n, q, T, d)."""
+    """The gradients ``rows``, a list of (n, q, T, d), of the rows ``indices`` (n, T) of a table of ``entries``."""
 
     rows: list[Tensor]
     indices: Tensor
@@ -77,7 +76,7 @@ class Gradients:
 
     @classmethod
     def of(cls, values: Tensor, *, folded: bool) -> "Gradients":
-        """Of several outputs (n, k, entries), to be added up if they shall be folded."""
+        """Make it from the gradients of several outputs (n, k, entries)."""
         return cls(list(values.split(1, dim=1)) if folded else [values])
 
     def some(self, which: slice) -> "Gradients":
@@ -87,14 +86,14 @@ class Gradients:
         return self
 
 
-# Each has `some`, which picks samples, and `gradients`, which forms them.
+# Each has `some`, which selects samples, and `gradients`, which forms the gradients.
 LeafFactors = Weight | Table | Gradients
 
 
 def site_factors(
     site: Site, axis: SampleAxis, samples: int, gradients: Sequence[Tensor], *, folded: bool, result: Result | None
 ) -> LeafFactors:
-    """What one use of a parameter contributes, from the gradients B of each output at the operation's result."""
+    """The contribution of one use of a parameter, from the gradients B of each output at the operation's result."""
     if isinstance(site, Elementwise):
         factor = None if site.factor is None else site.factor()
         return Gradients(_listed([site.gradient(axis, samples, b, factor) for b in gradients], folded))
@@ -115,7 +114,7 @@ def _listed(pieces: Sequence[Tensor], folded: bool) -> list[Tensor]:
 
 
 def join(uses: Sequence[LeafFactors]) -> LeafFactors:
-    """All uses of one parameter: their gradients are added up."""
+    """Add up the gradients of all uses of one parameter."""
     if len(uses) == 1:
         return uses[0]
     tables = [use for use in uses if isinstance(use, Table)]
@@ -124,20 +123,20 @@ def join(uses: Sequence[LeafFactors]) -> LeafFactors:
         return Table(rows, torch.cat([table.indices for table in tables], 1), tables[0].entries)
     weights = [use.factors for use in uses if isinstance(use, Weight)]
     if len(weights) == len(uses) and len({(w.rows[0].shape[3:], w.cols[0].shape[3:]) for w in weights}) == 1:
-        # More positions.
+        # Another use is the same as more positions.
         return Weight(Factors(_cat([w.rows for w in weights]), _cat([w.cols for w in weights])))
     values = zip(*(use.gradients().values for use in uses))
     return Gradients([torch.stack(each).sum(0) for each in values])
 
 
 def _paired(rows: Sequence[Tensor], cols: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Output by output; a list of one stands for all."""
+    """Pair rows and columns output by output; a list of one stands for all outputs."""
     outputs = max(len(rows), len(cols))
     return zip(*(list(side) * (outputs // len(side)) for side in (rows, cols)))
 
 
 def _cat(sides: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Along the positions."""
+    """Concatenate along the positions."""
     outputs, q = max(map(len, sides)), max(side[0].shape[1] for side in sides)
     listed = [list(side) * (outputs // len(side)) for side in sides]
     return [torch.cat([x.expand(-1, q, -1, -1, -1) for x in each], 2) for each in zip(*listed)]
@@ -151,8 +150,10 @@ def add_parts(
     *,
     weight_norm: WeightNormMap | None,
 ) -> None:
-    """Add ⟨∇_i, ∇_j⟩ to ``out[part]``, or for a weight w = g v/‖v‖ its two parts to direction and length. If both are
-    the same object, only above the diagonal (see `lightning_normtheory.ntk.gram`)."""
+    """Add ⟨∇_i, ∇_j⟩ to ``out[part]``, or for a weight w = g v/‖v‖ its two parts to direction and length.
+
+    If both are the same object, only entries on and above the diagonal are valid (see `lightning_normtheory.ntk.gram`).
+    """
     if weight_norm is not None:
         assert isinstance(first, Weight)
         assert isinstance(second, Weight)
@@ -171,7 +172,7 @@ def add_parts(
 
 
 def _add_weight_norm(out: dict[Part, Tensor], first: Weight, second: Weight, each: WeightNormMap) -> None:
-    """With c = v̂·∂f/∂w and s = g/‖v‖ for each unit: the gradient in g is c, that in v is s(∂f/∂w − c v̂), so
+    """For each unit let c = v̂·∂f/∂w and s = g/‖v‖: the gradient in g is c, that in v is s(∂f/∂w − c v̂), so
 
     length     Σ_u c_iu c_ju
     direction  Σ_u s_u²(⟨∂f_i/∂w_u, ∂f_j/∂w_u⟩ − c_iu c_ju)
@@ -192,7 +193,8 @@ class _Units:
     """The units of a WeightNorm among the entries (G, d, d') of a weight: its rows, an axis of its columns, or all.
 
     Attributes:
-        scale: s (units,), and as a factor of the rows or of the columns.
+        scale: s (units,).
+        row_scale, col_scale: s as a factor of the rows or of the columns; the other is ``None``.
     """
 
     def __init__(self, each: WeightNormMap, factors: Factors) -> None:
@@ -229,10 +231,13 @@ class _Units:
             yield (units[..., None] if self._dim is None else units).flatten(0, 1)
 
     def _projected(self, weight: Weight) -> list[Tensor]:
-        """v̂·c of each row (n, q, T, G, d). A layer has computed it, times g, unless it drowns in the bias."""
+        """v̂·c of each row (n, q, T, G, d).
+
+        The layer has computed g times this; it is used unless a large bias has rounded it away.
+        """
         cols = weight.factors.cols
         if weight.result is not None and len(cols) == 1:
             found = weight.result.values / self._g
             if float((weight.result.bias.flatten() / self._g.flatten()).abs().max()) <= 8 * float(found.abs().max()):
-                return [found]  # never where g is zero
+                return [found]  # never if some g is zero
         return [torch.einsum("nqtge,gde->nqtgd", c, self._direction) for c in cols]

@@ -1,12 +1,12 @@
-"""Gram matrices of gradients that are never formed, or formed piece by piece.
+"""Add up Gram matrices of gradients without forming the gradients, or piece by piece.
 
 The gradient of a weight matrix is a sum of outer products over positions p (the pixels of a convolution, the tokens of
 a sequence; one position for a layer on vectors): ∇_i = Σ_p r_ip c_ipᵀ. So ⟨∇_i, ∇_j⟩ = Σ_pq (r_ip·r_jq)(c_ip·c_jq).
 
 Every function adds the block of samples (i, j) to ``out``, a float64 matrix, from products in the dtype of the factors.
-With ``upper`` the second samples are the first ones, and the entries below the diagonal are not all filled in: by
-symmetry they are known. Gradients of several outputs come as a list whose Gram matrices are added up, or along an axis
-q of one tensor, if each has rows of its own.
+With ``upper`` the second samples are the first ones, and only entries on and above the diagonal are valid; the others
+follow by symmetry. Gradients of several outputs are a list whose Gram matrices are added up, or an axis q of one
+tensor, if each output has its own rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,18 @@ from torch import Tensor
 
 __all__ = ["Factors", "Target", "add_gram", "add_lookup_gram", "add_outer_gram"]
 
-# Tiles of so many rows leave out most of what lies below the diagonal, and are large enough for fast products.
+# Tiles of this many rows skip most entries below the diagonal, and are large enough for fast products.
 _TILE_ROWS = 128
-_TILE_BYTES = 2**25
-# What an entry of the product of two Grams costs beside its inner products, in units of a multiplication.
+_TILE_BYTES = 2**25  # scratch memory; the limit of the kernel is in `lightning_normtheory.ntk.memory`
+# The cost of an entry of the product of two Gram matrices in addition to its inner products, in multiplications.
 _ENTRY = 24
 
 
 class Factors(NamedTuple):
-    """r (n, q, T, G, d) and c (n, q, T, G, d') of n samples, T positions and G groups of channels, each for a list of
-    outputs. A list of one, and q = 1, stand for a factor that is the same for all outputs."""
+    """r (n, q, T, G, d) and c (n, q, T, G, d') of n samples, T positions and G groups of channels, listed by output.
+
+    A list of one, and q = 1, stand for a factor that is the same for all outputs.
+    """
 
     rows: Sequence[Tensor]
     cols: Sequence[Tensor]
@@ -45,7 +47,7 @@ class Factors(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A matrix to add ± X diag(metric) Yᵀ to."""
+    """A matrix to which ± X diag(metric) Yᵀ is added."""
 
     out: Tensor
     metric: Tensor | None = None
@@ -65,7 +67,7 @@ def add_gram(targets: Sequence[Target], xs: Sequence[Tensor], ys: Sequence[Tenso
     for rows, cols in _tiles(len(xs[0]), len(ys[0]), upper, _TILE_ROWS):
         total: Tensor | None = None
         for x, y in zip(xs, ys):
-            # All metrics in one product: most of the time goes into getting y to where it can be multiplied.
+            # All metrics in one product: most of the time is spent on reading y.
             left = [x[rows] if target.metric is None else x[rows] * target.metric for target in targets]
             total = _add_product(total, torch.cat(left) if len(left) > 1 else left[0], y[cols])
         assert total is not None
@@ -86,15 +88,15 @@ def add_outer_gram(
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
 ) -> None:
-    """out += Σ_g Σ_pq (r_ip·r_jq)(c_ip·c_jq), in the cheaper of two ways, for r and c times their scales (G, d).
+    """out += Σ_g Σ_pq (r_ip·r_jq)(c_ip·c_jq) for r and c times their scales (G, d), in the cheaper of two ways.
 
-    Either the inner products of all positions, or the gradients Σ_p r_ip c_ipᵀ themselves, some rows of the weight at a
+    Either from the inner products of all positions, or from the gradients Σ_p r_ip c_ipᵀ, some rows of the weight at a
     time. In multiplications, for one group and n = n':  n²T²(d + d')  against  nTdd' + n²dd'.
     """
     if _cost_of_gradients(first, second, upper) < _cost_of_positions(first, second, upper):
         scaled = first.scaled(row_scale, col_scale)
         _add_by_gradients(out, scaled, scaled if upper else second.scaled(row_scale, col_scale), upper)
-    else:  # one side with the square of the scale is enough
+    else:  # the square of the scale on one side is enough
         left = first.scaled(*(None if scale is None else scale.square() for scale in (row_scale, col_scale)))
         _add_by_positions(out, left, second, upper)
 
@@ -106,7 +108,7 @@ def add_lookup_gram(
     *,
     upper: bool,
 ) -> None:
-    """out += Σ_pq [t_ip = t_jq](r_ip·r_jq): the rows (n, q, T, d) of a table whose entries t (n, T) were looked up."""
+    """out += Σ_pq [t_ip = t_jq](r_ip·r_jq) for gradients r (n, q, T, d) of the rows t (n, T) of a table."""
     (first, second), (t, s) = rows, indices
     (n, q, T, _), m = first[0].shape, len(second[0])
     per_row = m * q * q * T * second[0].shape[2] * first[0].element_size()
@@ -146,7 +148,7 @@ def _add_by_positions(out: Tensor, first: Factors, second: Factors, upper: bool)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """In place where the shape allows it."""
+    """Multiply in place, into the larger one."""
     return x.mul_(y) if x.shape[1] >= y.shape[1] else y.mul_(x)
 
 
@@ -168,7 +170,7 @@ def _inner(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
 
 
 def _add_by_gradients(out: Tensor, first: Factors, second: Factors, upper: bool) -> None:
-    if first.rows[0].shape[1] < first.cols[0].shape[1]:  # the side with the outputs in front
+    if first.rows[0].shape[1] < first.cols[0].shape[1]:  # the side with the outputs comes first
         first, second = (Factors(f.cols, f.rows) for f in (first, second))
     (n, q, _, G, d), (m, _, _, _, d_cols) = first.rows[0].shape, second.cols[0].shape
     at_once = max(1, _TILE_BYTES // (max(n, m) * q * d_cols * first.rows[0].element_size()))
@@ -188,7 +190,7 @@ def _gradients(factors: Factors, output: int, group: int, some: slice) -> Tensor
     n, q, T, d = rows.shape
     if cols.shape[1] == q:
         formed = rows.transpose(2, 3) @ cols
-    else:  # one factor for all outputs: they are rows like the others
+    else:  # one factor for all outputs: they count as rows
         formed = rows.permute(0, 1, 3, 2).reshape(n, q * d, T) @ cols[:, 0]
     return formed.reshape(n * q, -1)
 

@@ -1,7 +1,8 @@
-"""Every place where a parameter enters the graph of a network's outputs, with what its gradient is made of.
+"""Find every use of a parameter in the autograd graph, with a rule that gives the gradient of each sample.
 
-Autograd's graph knows all uses of a parameter, also those outside of any layer, and keeps what their gradients need.
-A use is known here if the gradient of each sample follows from the gradient B at the output of one operation.
+The graph contains all uses of a parameter, also those outside of layers, and the tensors that their gradients need. A
+rule exists if the gradient of each sample follows from the gradient B at the output of one operation. To support
+another operation, write a rule and add it to ``_RULES``.
 """
 
 import math
@@ -20,40 +21,40 @@ __all__ = ["Elementwise", "Lookup", "Outer", "Site", "Use", "parameter_uses", "p
 
 
 class Site:
-    """What is known of one use."""
+    """One use of a parameter: how the gradient of a sample follows from B."""
 
     def axes(self, ndim: int) -> Sequence[int]:
-        """The axes of B, of which there are ``ndim``, where the samples may be."""
+        """The axes of B, out of ``ndim``, where the samples may be."""
         return (0,)
 
 
 class Outer(Site):
     """A weight whose gradient is Σ_p r_p c_pᵀ (G, d, d') over the positions p, for each of G groups of channels.
 
-    One of the two factors is known from the forward pass, the other is made of B.
+    One of the two factors comes from the forward pass, the other from B.
 
     Attributes:
-        moving_rows: whether it is r that is made of B.
+        moving_rows: whether r is the factor that comes from B.
     """
 
     moving_rows: bool = True
 
     def fixed(self, axis: SampleAxis, n: int) -> Tensor:
-        """The factor that is known (n, T, G, ·)."""
+        """The factor from the forward pass (n, T, G, ·)."""
         raise NotImplementedError
 
     def moving(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
-        """The factor that is made of B (n, T, G, ·)."""
+        """The factor from B (n, T, G, ·)."""
         raise NotImplementedError
 
     def entering(self, axis: SampleAxis, n: int) -> Tensor:
-        """What entered the operation, with the samples in front."""
+        """The input of the operation, with the samples in front."""
         raise NotImplementedError
 
 
 @dataclass
 class Product(Outer):
-    """Rows of activations times a matrix."""
+    """A matrix that multiplies rows of activations."""
 
     node: Any
     saved: str
@@ -73,7 +74,7 @@ class Product(Outer):
 
 @dataclass
 class Convolution(Outer):
-    """Of any dimension, with stride, dilation, padding and groups, also transposed.
+    """A convolution of any dimension, with stride, dilation, padding and groups, also transposed.
 
     Position by position a convolution multiplies patches of its input with the weight (out, in/G, …), and a transposed
     one adds pixels of its input, times the weight (in, out/G, …), to patches of its output.
@@ -145,8 +146,7 @@ def _windows(
 
 @dataclass
 class Lookup(Site):
-    """A table of so many ``entries`` of which the rows ``indices`` were taken; those equal to ``padding`` have no
-    gradient."""
+    """A table with ``entries`` entries whose rows ``indices`` were looked up; the row ``padding`` has no gradient."""
 
     indices: Tensor
     padding: int
@@ -167,9 +167,9 @@ class Lookup(Site):
 
 @dataclass
 class Elementwise(Site):
-    """A tensor that was added, or multiplied with ``factor``, with the sizes ``shape`` on the last axes of the result.
+    """A tensor that was added, or multiplied by ``factor``, with the sizes ``shape`` on the last axes of the result.
 
-    ``factor`` is None for 1.
+    ``factor`` is ``None`` for 1.
     """
 
     shape: tuple[int, ...]
@@ -179,9 +179,9 @@ class Elementwise(Site):
         return [axis for axis, size in enumerate(self._aligned(ndim)) if size == 1]
 
     def gradient(self, axis: SampleAxis, n: int, b: Tensor, factor: Tensor | float | None) -> Tensor:
-        """Of each sample, as (n, entries), with what ``factor()`` gives."""
+        """The gradient of each sample (n, entries), with the value of ``factor()``."""
         each = axis.in_front(b if factor is None else b * factor, n)  # (n, …, t, …)
-        # Also over the t entries. A sum over an axis of length one would be a slow copy.
+        # The sum includes the t entries. A sum over an axis of length one would be a slow copy.
         summed = [i for i, size in enumerate(self._aligned(b.dim()), 1) if size == 1 and each.shape[i] > 1]
         return (each.sum(summed) if summed else each).reshape(n, -1)
 
@@ -190,7 +190,7 @@ class Elementwise(Site):
 
 
 class Use(NamedTuple):
-    """A leaf of the graph, the operation that uses it, and what is known of that; None if nothing."""
+    """A leaf of the graph, the operation that uses it, and its rule; ``None`` if there is no rule."""
 
     leaf: Tensor
     edge: GradientEdge
@@ -198,7 +198,7 @@ class Use(NamedTuple):
 
 
 def parameter_uses(output: Tensor, leaves: Sequence[Tensor]) -> Iterator[Use]:
-    """All uses of the leaves in the graph of ``output``, in an order that depends on the graph alone.
+    """Find all uses of the leaves in the graph of ``output``, in an order that depends on the graph alone.
 
     Example:
         >>> layer = torch.nn.Linear(3, 2)
@@ -210,20 +210,20 @@ def parameter_uses(output: Tensor, leaves: Sequence[Tensor]) -> Iterator[Use]:
     wanted = {id(leaf) for leaf in leaves}
     last: Any = output.grad_fn
     for node in nodes(output):
-        handed_on = _behind(node, wanted)
-        if handed_on is not None:
-            if node is last:  # the output is a parameter, as it is
-                yield Use(handed_on[0], GradientEdge(node, 0), None)
+        passed_on = _leaf_behind(node, wanted)
+        if passed_on is not None:
+            if node is last:  # the output is the parameter itself
+                yield Use(passed_on[0], GradientEdge(node, 0), None)
             continue
         for index, (source, _) in enumerate(node.next_functions):
-            behind = _behind(source, wanted)
+            behind = _leaf_behind(source, wanted)
             if behind is not None:
                 rule = _RULES.get(node.name())
                 yield Use(behind[0], GradientEdge(node, 0), rule(node, index, *behind) if rule else None)
 
 
-def _behind(node: Any, wanted: set[int]) -> tuple[Tensor, bool] | None:
-    """The leaf that a node hands on, and whether as its transpose."""
+def _leaf_behind(node: Any, wanted: set[int]) -> tuple[Tensor, bool] | None:
+    """The leaf that a node passes on, and whether it is transposed."""
     transposed = False
     while node is not None:
         variable = getattr(node, "variable", None)
@@ -237,11 +237,11 @@ def _behind(node: Any, wanted: set[int]) -> tuple[Tensor, bool] | None:
 
 
 def passes_on(node: Any) -> bool:
-    """Whether an operation gives what it gets, at most transposed: what happens to weights before they are used."""
+    """Whether an operation returns its argument, at most transposed, as happens to weights before they are used."""
     return node.name() in ("CloneBackward0", "TBackward0")
 
 
-# -- one rule for each operation: of the node, the index of the argument, the leaf, whether it is transposed -----------
+# -- one rule for each operation, called with the node, the argument's index, the leaf, and whether it is transposed ---
 
 
 def _addmm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
@@ -261,7 +261,7 @@ def _convolution(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site 
 
 
 def _embedding(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
-    # Frequencies in the batch: the samples would not be independent.
+    # Scaling by frequencies in the batch makes samples depend on each other.
     return (
         None
         if transposed or node._saved_scale_grad_by_freq

@@ -1,4 +1,4 @@
-"""Choose how per-sample gradients are computed for each parameter: from the structure of its layer, or in a loop."""
+"""Choose how per-sample gradients are computed for each parameter: from its layer's structure, or in a loop."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

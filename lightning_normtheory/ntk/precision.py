@@ -1,4 +1,4 @@
-"""A model in another precision, for as long as it is measured."""
+"""Run a model in another precision while it is measured."""
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +9,13 @@ __all__ = ["Converted"]
 
 
 class Converted:
-    """Lend a model parameters and buffers of another dtype. Use it inside `preserve_state`, which takes them back.
+    """Lend a model parameters and buffers of another dtype. Use it inside `preserve_state`, which restores its own.
 
-    The model's own parameters are not touched: to give one of them data of another dtype makes torch forget the hooks
-    on its gradient, among them those with which processes exchange gradients.
+    The model's own parameters are not changed: assigning data of another dtype to a parameter makes torch drop the
+    hooks on its gradient, among them those with which processes exchange gradients.
 
     Args:
-        model: afterwards, `Converted.apply` is to be called whenever its buffers have been replaced.
+        model: call `Converted.apply` now, and again whenever its buffers have been replaced.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -32,14 +32,17 @@ class Converted:
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_floating_point():
                     module._buffers[name] = buffer.to(self._dtype)
-            if isinstance(module, nn.RNNBase):  # keeps its weights in a list besides
+            if isinstance(module, nn.RNNBase):  # also keeps its weights in a list
                 module._flat_weights = [self._lent.get(id(weight), weight) for weight in module._flat_weights]
 
     def check(self, output: Tensor) -> None:
         """
         Raises:
-            RuntimeError: if the model has used one of its own parameters, which it keeps in some other place.
+            RuntimeError: if the model used one of its own parameters, which it keeps outside its modules.
         """
         own = {id(p) for p in self._originals}
         if any(id(leaf) in own for leaf in leaves(output)):
-            raise RuntimeError(f"a parameter is used that {type(self._model).__name__} keeps outside of its modules")
+            raise RuntimeError(
+                f"Expected parameters as attributes of modules, but {type(self._model).__name__} uses one that it keeps"
+                " elsewhere, for example in a list. Assign it to a module."
+            )

@@ -1,4 +1,4 @@
-"""The tangent kernel as a result: its parts, its spectrum, and how far they can be trusted."""
+"""The tangent kernel as a result: its parts, its spectrum, and its error bound."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from lightning_normtheory.ntk.factors import Part
 __all__ = ["KernelParts", "Outputs", "TangentKernel"]
 
 Outputs = Literal["full", "trace", "sum"]
-# λ_min is accurate to 1 % where it is so many times its floor.
+# λ_min is accurate to 1 % if it is at least this many times its floor.
 _NEAR = 100
 
 
 @dataclass(frozen=True)
 class KernelParts:
-    """A kernel by the parameters it comes from: the directions v and the lengths g of WeightNorm, and all others."""
+    """A kernel split by parameters: the directions v and the lengths g of WeightNorm, and the rest."""
 
     direction: Tensor
     length: Tensor
@@ -33,19 +33,19 @@ class TangentKernel:
 
     Attributes:
         kernel: K, float64, (n, n), or (nk, nk) for all outputs: row i·k + h is output h of sample i.
-        direction: the part of the directions v of WeightNorm; zero without one.
-        length: the part of their lengths g.
+        direction: the part of the directions v of WeightNorm; zero without WeightNorm.
+        length: the part of the lengths g of WeightNorm.
         rest: the part of all other parameters. The three add up to ``kernel``.
-        outputs: which kernel it is.
+        outputs: ``"full"``, ``"trace"`` or ``"sum"``, as in `empirical_ntk`.
         number_of_outputs: k.
-        dtype: that of the products; sums are in float64.
+        dtype: of the products; sums are in float64.
         parameters: p, the number of trainable entries.
-        lengths: how many of them are lengths g of WeightNorm.
-        rank_limit: what the rank cannot exceed, by the number of parameters and by samples that occur twice.
-        duplicates: how many samples have occurred before.
-        one_by_one: names of the parameters whose gradients were taken sample by sample.
-        coupled: whether samples see each other, so that the derivative goes through the batch.
-        remark: what must be said of that, if they do for another reason than the statistics of a BatchNorm.
+        lengths: the number of lengths g of WeightNorm among them.
+        rank_limit: an upper bound of the rank, from the number of parameters and from duplicate samples.
+        duplicates: the number of samples that repeat an earlier one.
+        one_by_one: names of the parameters whose gradients were computed sample by sample.
+        coupled: whether samples interact, so that the derivative goes through the batch.
+        remark: a warning if they interact for another reason than BatchNorm's batch statistics.
         layers: the parts of each layer, by module name, if asked for.
     """
 
@@ -76,12 +76,12 @@ class TangentKernel:
 
     @property
     def floor(self) -> float:
-        """What λ_min can be off by: ε of the products, and n ε of float64 for sums and decomposition, times λ_max."""
+        """Error bound of λ_min: (ε of the products + n ε of float64, for sums and decomposition) times λ_max."""
         return relative_floor(len(self.kernel), self.dtype) * self.lambda_max
 
     @property
     def condition_number(self) -> float:
-        """λ_max/λ_min; infinite where λ_min is at or below its floor."""
+        """λ_max/λ_min; infinite if λ_min is at or below its floor."""
         return self.lambda_max / self.lambda_min if self.lambda_min > self.floor else float("inf")
 
     @property
@@ -106,7 +106,7 @@ class TangentKernel:
 
         In DGM's network K_direction falls like 1/α² while K_length stays: this is α*/α, where α* is the α at which the
         two are equal. An eigenvalue below its floor counts as zero; NaN if both are."""
-        # The part of the directions is a difference of numbers of the size of K, that of the lengths stands for itself.
+        # The part of the directions is a difference of numbers of the size of K; that of the lengths is not.
         length_floor = relative_floor(len(self.length), self.dtype) * largest_eigenvalue(self.length)
         direction = self.direction_lambda_min if self.direction_lambda_min > self.floor else 0.0
         length = self.length_lambda_min if self.length_lambda_min > length_floor else 0.0
@@ -116,14 +116,14 @@ class TangentKernel:
 
     @property
     def shares(self) -> dict[Part, float]:
-        """What each part contributes to the trace of the kernel."""
-        total = float(self.kernel.trace()) or 1.0  # of a kernel that is zero they are zero
+        """The share of each part in the trace of the kernel."""
+        total = float(self.kernel.trace()) or 1.0  # a zero kernel has zero shares
         parts: dict[Part, Tensor] = {"direction": self.direction, "length": self.length, "rest": self.rest}
         return {name: float(part.trace()) / total for name, part in parts.items()}
 
     @property
     def over_samples(self) -> Tensor:
-        """The kernel as (n, n): that of all outputs, averaged over them."""
+        """The kernel as (n, n), averaged over the outputs."""
         if self.outputs != "full":
             return self.kernel
         k = self.number_of_outputs
@@ -132,19 +132,21 @@ class TangentKernel:
 
     @property
     def deficiency(self) -> str:
-        """Why λ_min is zero whatever the parameters are, if it is; else empty."""
+        """Why λ_min is zero for all parameters; empty if it need not be."""
         size = len(self.kernel)
         if self.rank_limit >= size:
             return ""
         reason = (
-            f"{self.duplicates} samples occur again" if self.duplicates else "its gradients have no more dimensions"
+            f"{self.duplicates} samples are duplicates" if self.duplicates else "its gradients have no more dimensions"
         )
         return f"The kernel has {size} rows, but its rank is at most {self.rank_limit}: {reason}"
 
     @property
     def near_floor(self) -> bool:
-        """Whether λ_min of the kernel, or of one of WeightNorm's parts, may be too near to its floor to be told from
-        it. What is not finite has overflown."""
+        """Whether λ_min of the kernel, or of one of WeightNorm's parts, may be too near its floor to be accurate.
+
+        Also if an entry is not finite: it has overflowed.
+        """
         if not bool(torch.isfinite(self.kernel).all()):
             return True
         parts = [self.kernel]
@@ -155,5 +157,5 @@ class TangentKernel:
 
 
 def relative_floor(size: int, products: torch.dtype) -> float:
-    """Of a kernel with so many rows, in units of its largest eigenvalue."""
+    """The floor of a kernel with ``size`` rows, in units of its largest eigenvalue."""
     return torch.finfo(products).eps + size * torch.finfo(torch.float64).eps

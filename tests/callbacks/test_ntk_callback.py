@@ -264,7 +264,7 @@ def test_a_failure_does_not_stop_the_run():
 def test_equal_inputs_with_different_labels_are_named():
     x, y = tensors(20)
     data = DataLoader(TensorDataset(torch.cat([x, x]), torch.cat([y, (y + 1) % 3])), 8)
-    with pytest.warns(UserWarning, match="20 samples occur again. Remove them"):
+    with pytest.warns(UserWarning, match="20 samples are duplicates. Remove them"):
         fit(NTKLeastEigenvalue(on_error="raise"), Seeded(), data=data)
 
 

@@ -7,8 +7,11 @@ import torch
 from torch import nn
 
 from lightning_normtheory import empirical_ntk
+from lightning_normtheory.measuring.processes import Processes
 from lightning_normtheory.ntk import memory
 from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
+from lightning_normtheory.ntk.gradients import IndependentSamples
+from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS
 
 from support.kernel_cases import SINGULAR, assert_equal, whole
 from support.models import MODELS, Graph
@@ -95,6 +98,42 @@ def test_whatever_is_random_is_drawn_once(sizes):
     found = tangent_kernel_of_batches(model, whole(x.split(sizes)))
     assert "one draw" in found.remark
     assert found.lambda_min >= -found.floor
+
+
+class RefusedElsewhere(Processes):
+    """Return, in place of one result, the refusal of another process, as `run_on_all` of several processes does."""
+
+    def __init__(self, refusal, is_step):
+        self._refusal, self._is_step, self.refused = refusal, is_step, False
+
+    def run_on_all(self, action):
+        result = action()
+        if self.refused or not self._is_step(result):
+            return result
+        self.refused = True
+        return self._refusal
+
+
+@pytest.mark.parametrize("refusal", [STRUCTURE_DIFFERS, SAMPLES_INTERACT], ids=["structure", "samples"])
+@pytest.mark.parametrize(
+    "is_step",
+    [
+        lambda result: isinstance(result, IndependentSamples),
+        lambda result: isinstance(result, tuple) and callable(result[0]),
+        lambda result: result is None,
+    ],
+    ids=["plan", "gradients", "block"],
+)
+def test_the_refusal_of_another_process_leads_to_the_same_strategy(is_step, refusal):
+    case = MODELS["wn-hook-dim-0"]
+    model, (x, _) = case.make(), case.data()
+    processes = RefusedElsewhere(refusal, is_step)
+    found = tangent_kernel_of_batches(model, whole([x]), processes=processes)
+    assert processes.refused
+    assert found.coupled == (refusal == SAMPLES_INTERACT)
+    every = [name for name, _ in model.named_parameters()]
+    assert list(found.one_by_one) == ([] if found.coupled else every)
+    assert_equal(found, dense_kernel(model, x, "trace"))
 
 
 # --- In another order, in another number ------------------------------------------------------------------------------

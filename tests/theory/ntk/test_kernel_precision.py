@@ -103,7 +103,9 @@ def test_a_parameter_in_an_unknown_place_is_not_overlooked():
         def forward(self, x):
             return self.layer(x * self.others[0])
 
-    with pytest.raises(RuntimeError, match="keeps outside of its modules"):
+    with pytest.raises(
+        RuntimeError, match="Expected parameters as attributes of modules, but Hidden uses one that it keeps"
+    ):
         empirical_ntk(Hidden(), near_duplicates(1.0), dtype=torch.float64)
     with pytest.warns(UserWarning, match="could not be repeated in float64"):
         found = empirical_ntk(Hidden(), near_duplicates(1e-4)[[0, 1, 6]])
