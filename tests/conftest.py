@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import sys
 import warnings
 
 import pytest
@@ -19,15 +20,31 @@ if importlib.util.find_spec("lightning_normtheory") is None or not importlib.uti
         ' only once it is installed. Run: pip install -e ".[test]"'
     )
 
-# The models are tiny: a second thread costs more than it brings.
+# The models are tiny: a second thread costs more than it brings, also in the processes that tests start.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 # Tests of the recipes never talk to a server, whatever the environment says.
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
+os.environ.pop("WANDB_SERVICE", None)
 
 
 @pytest.fixture(autouse=True)
-def _quiet(tmp_path, monkeypatch):
+def _end_wandb_service():
+    """End the service that a test's W&B client started, and forget its address.
+
+    Later tests and the processes they start would find the address in the environment. The service has the settings of
+    the first test, and may be gone: ``monkeypatch`` puts back addresses that it removed.
+    """
+    yield
+    if client := sys.modules.get("wandb"):
+        client.finish()
+        client.teardown()
+    os.environ.pop("WANDB_SERVICE", None)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(_end_wandb_service, tmp_path, monkeypatch):
     """Every test runs in a folder of its own, without Lightning's advice about workers and logging intervals."""
     monkeypatch.chdir(tmp_path)
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning.fabric"):

@@ -47,6 +47,15 @@ def test_lightning_leaves_the_run_open():
     wandb.finish()
 
 
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_no_test_meets_the_service_of_another(turn, monkeypatch):
+    """Each turn leaves a run open, and ``monkeypatch`` puts its address back at the end."""
+    assert wandb.run is None
+    assert "WANDB_SERVICE" not in os.environ
+    wandb.init(mode="offline", project="demo")
+    monkeypatch.delenv("WANDB_SERVICE")
+
+
 OFFLINE = """
 import os, signal, wandb
 run = wandb.init(mode="offline", project="demo")

@@ -29,6 +29,7 @@ from reliability.outcome import Outcome
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- table -->", "<!-- end -->")
 NONE = "No differences."
+COMMAND = "cd tests && python -m reliability"
 FEW = 3  # cases of each part, with --quick
 
 
@@ -260,7 +261,7 @@ def put_part_into(page: str, title: str, own: Sequence[Result], titles: Iterable
     others = any(line.startswith(tuple(f"- {each}, " for each in titles)) for line in lines)
     lines[end:end] = ["", *(different(title, own) or ([] if others else [NONE])), ""]
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
-    old = rf"### {title.capitalize()}\n\n.*?(?=\n\n(?:###|`python))"
+    old = rf"### {title.capitalize()}\n\n.*?(?=\n\n(?:###|`{COMMAND}))"
     return re.sub(old, lambda _: note(title, own), text, flags=re.DOTALL) if title in ABOUT else text
 
 
@@ -277,7 +278,7 @@ def main(arguments: Sequence[str] = (), chosen: Mapping[str, Part] | None = None
     if options.only is not None:
         chosen = {options.only: chosen[options.only]}
     results = run_all(find_cases(chosen, options.quick), options.jobs)
-    text = table(chosen, results, " ".join(["cd tests && python -m reliability", *arguments]))
+    text = table(chosen, results, " ".join([COMMAND, *arguments]))
     print(f"\n{text}")
     if not options.quick:
         before = page.read_text(encoding="utf-8")

@@ -1,6 +1,9 @@
 """The command that runs all reliability tests: whatever happens to a case is in the table."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -128,3 +131,11 @@ def test_the_page_has_a_place_for_the_table():
     assert [page.count(marker) for marker in MARKERS] == [1, 1]
     assert page.index(MARKERS[0]) < page.index(MARKERS[1])
     assert put_into(put_into(page, "a"), "b") == put_into(page, "b")
+
+
+def test_an_ignored_interrupt_is_restored():
+    """``nohup pytest &`` starts with SIGINT ignored, which every process of the tests would inherit."""
+    code = "import signal, support; signal.raise_signal(signal.SIGINT)"
+    ignore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, **ignore)
+    assert done.returncode == -signal.SIGINT

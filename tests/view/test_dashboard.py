@@ -45,8 +45,6 @@ def wandb_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    yield
-    wandb.teardown()  # the next test of this process begins with the settings of its own
 
 
 @pytest.fixture
