@@ -61,7 +61,7 @@ class TimedNormTheory(NormTheory):
     def make_diagnostics(self) -> list[Diagnostic]:
         self._before = {"training": 0.0, "spent": 0.0}
         made = super().make_diagnostics()
-        parts = [_PARTS.get(diagnostic.names[0], diagnostic.names[0]) for diagnostic in made]
+        parts = [_PARTS.get(diagnostic.key, diagnostic.key) for diagnostic in made]
         self._seconds = dict.fromkeys(parts, 0.0)
         for part, diagnostic in zip(parts, made):
             for method in ("start", "measure"):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, NotApplicable
-from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction
 from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.model.layers import batch_norm_layers, public_name
@@ -38,7 +38,8 @@ class BatchNormTheoryDiagnostic(Diagnostic):
     """ε_N of each layer, and the way of a two-layer network beside the radii of BN, Theorem 2.1."""
 
     title = "BatchNorm"
-    names: tuple[str, ...] = ("batchnorm_epsilon",)
+    key = "batchnorm_epsilon"
+    metrics = (key,)
     needs_loss = False
     optional = True
     needs_outputs = True
@@ -62,22 +63,21 @@ class BatchNormTheoryDiagnostic(Diagnostic):
                 "Expected a BatchNorm with running statistics, but none keeps any. Set track_running_stats=True."
             )
 
-    def start(self, view: View) -> None:
+    def start(self, measurement: EpochMeasurement) -> None:
         self._looked = True
-        form = view.batchnorm_form(self._samples)
-        self._start = None if isinstance(form, str) else _started(form, view.targets(self._samples))
+        form = measurement.theory.batchnorm_form(self._samples)
+        self._start = None if isinstance(form, str) else _started(form, measurement.theory.targets(self._samples))
 
-    def measure(self, view: View) -> dict[str, float]:
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         if not self._looked:
-            self.start(view)  # of an iterable dataset, this is the first look
-        metrics = _epsilons(view.model)
-        network = batchnorm_network(view.model)
+            self.start(measurement)  # of an iterable dataset, this is the first look
+        metrics = _epsilons(measurement.model)
+        network = batchnorm_network(measurement.model)
         if self._start is not None and not isinstance(network, str) and network.v.shape == self._start.v.shape:
-            metrics.update(self._theorem(self._start, network, view))
-        self.names = tuple({"batchnorm_epsilon": None, **metrics})  # the first one is the key of the state
+            metrics.update(self._theorem(self._start, network, measurement))
         return metrics
 
-    def _theorem(self, start: _Start, network: BatchNormNetwork, view: View) -> dict[str, float]:
+    def _theorem(self, start: _Start, network: BatchNormNetwork, measurement: EpochMeasurement) -> dict[str, float]:
         metrics = {
             "batchnorm_epsilon_start": start.epsilon_n,
             "batchnorm_input_norm": start.input_norm,
@@ -92,10 +92,10 @@ class BatchNormTheoryDiagnostic(Diagnostic):
         theorem = batchnorm_theorem(
             epsilon_n=start.epsilon_n,
             gamma=gamma_a + gamma_c,
-            n=view.training_samples or start.n,
+            n=measurement.training_samples or start.n,
             d=d,
             width=width,
-            steps=max(1, view.trainer.global_step),
+            steps=max(1, measurement.trainer.global_step),
             delta=self._delta,
         )
         within = (

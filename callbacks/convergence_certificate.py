@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_normtheory.architecture.chain import Chain, Link
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
-from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction
 from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.output.messages import say
@@ -43,7 +43,8 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     """The conditions with their margins and rates, and the radii that the theorems are about."""
 
     title = "certificate"
-    names: tuple[str, ...] = (_MEASURED,)
+    key = _MEASURED
+    metrics = (key,)
     needs_outputs = True
 
     def __init__(self, samples: int = 128) -> None:
@@ -58,51 +59,51 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
 
     # -- at fit start: which theorem speaks of this network ------------------------------------------------------------
 
-    def start(self, view: View) -> None:
-        self._look(view)
-        self._last = (view.loss, view.trainer.global_step)
+    def start(self, measurement: EpochMeasurement) -> None:
+        self._look(measurement)
+        self._last = (measurement.loss, measurement.trainer.global_step)
 
-    def _look(self, view: View) -> None:
-        problem, form = view.problem, view.dgm_form(self._samples)
+    def _look(self, measurement: EpochMeasurement) -> None:
+        theory = measurement.theory
+        problem, form = theory.problem, theory.dgm_form(self._samples)
         self._dgm = form if isinstance(form, DGMForm) else None
         self._theorems = check_theorems(
             problem,
             dgm="" if self._dgm else str(form),
-            batchnorm=why_not_batchnorm(view.batchnorm_form(self._samples), view.targets(self._samples)),
+            batchnorm=why_not_batchnorm(theory.batchnorm_form(self._samples), theory.targets(self._samples)),
         )
         if isinstance(problem.chain, Chain) and not self._initial:
             self._initial = [link.affine.weight.detach().cpu().clone() for link in _followed(problem.chain)]
         # Where the loss is no number, nothing is known of it: look again.
-        self._looked = math.isfinite(view.mean_loss)
+        self._looked = math.isfinite(measurement.mean_loss)
         if self._looked:
-            say(view.trainer, theorem_table(self._theorems))
+            say(measurement.trainer, theorem_table(self._theorems))
 
     def notes(self) -> dict[str, Any]:
         return {"theorems": [row._asdict() for row in self._theorems]}
 
     # -- every n-th epoch ----------------------------------------------------------------------------------------------
 
-    def measure(self, view: View) -> dict[str, float]:
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         if not self._looked:
-            self._look(view)  # of an iterable dataset, or after a start without a loss
-        problem, loss = view.problem, view.problem.loss
+            self._look(measurement)  # of an iterable dataset, or after a start without a loss
+        problem, loss = measurement.theory.problem, measurement.theory.problem.loss
         metrics, conditions = self._radii(problem), {}
         if isinstance(loss, KnownLoss) and loss.is_square:
-            local = LossState(view.rsc.loss, view.rsc.grad_norm_sq, loss.scale, problem.x_norm)
+            local = LossState(measurement.rsc.loss, measurement.rsc.grad_norm_sq, loss.scale, problem.x_norm)
             found = _descent(problem, local)
             if found is not None:
-                metrics.update(_constants(found, local, view.plain_learning_rate, problem))
+                metrics.update(_constants(found, local, measurement.theory.plain_learning_rate, problem))
                 conditions["rsc"] = alpha_condition(found)
-                metrics.update(self._papers_constants(view, problem, metrics))
-            kernel = _full_kernel(view, self._samples)
+                metrics.update(self._papers_constants(measurement, problem, metrics))
+            kernel = _full_kernel(measurement, self._samples)
             if kernel is not None:
                 conditions.update(self._kernel_conditions(kernel))
                 metrics.update(_compared(kernel, problem.outputs, loss.scale))
         for name, condition in conditions.items():
             metrics[f"{_NAME}_{name}"] = float(condition.holds)
             metrics[f"{_NAME}_{name}_margin"] = condition.margin
-        metrics.update(self._measured_rate(view))
-        self.names = tuple({_MEASURED: None, **metrics})  # the first one is the key of the state
+        metrics.update(self._measured_rate(measurement))
         return metrics
 
     def _kernel_conditions(self, kernel: TangentKernel) -> dict[str, Condition]:
@@ -123,10 +124,12 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             radii["rho"] = max(map(spectral_norm, hidden), default=0.0)
         return radii
 
-    def _papers_constants(self, view: View, problem: Problem, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _papers_constants(
+        self, measurement: EpochMeasurement, problem: Problem, metrics: Mapping[str, float]
+    ) -> dict[str, float]:
         """The constants as the papers have them, where the network is the paper's own."""
         own = problem.has_weight_norm_form, problem.has_rsc_form
-        targets = view.target_matrix if any(own) else None
+        targets = measurement.theory.target_matrix if any(own) else None
         if targets is None or isinstance(problem.chain, str) or "rho_1" not in metrics:
             return {}
         chain, (phi,) = problem.chain, problem.activations
@@ -140,11 +143,13 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             "targets": targets,
             "v0_norm": float(self._initial[-1].double().norm(dim=1).max()),
         }
-        return _weight_norm_papers(view, shared) if own[0] else _rsc_papers(view, chain, self._initial, shared)
+        if own[0]:
+            return _weight_norm_papers(measurement, shared)
+        return _rsc_papers(measurement, chain, self._initial, shared)
 
-    def _measured_rate(self, view: View) -> dict[str, float]:
+    def _measured_rate(self, measurement: EpochMeasurement) -> dict[str, float]:
         """L⁺/L per step of the optimizer, the geometric mean since the last measurement."""
-        loss, step = view.rsc.loss, view.trainer.global_step
+        loss, step = measurement.rsc.loss, measurement.trainer.global_step
         last, self._last = self._last, (loss, step)
         if last is None or step <= last[1]:
             return {}
@@ -218,12 +223,12 @@ def _constants(found: Descent, local: LossState, rate: float | None, problem: Pr
     return metrics
 
 
-def _full_kernel(view: View, samples: int) -> TangentKernel | None:
+def _full_kernel(measurement: EpochMeasurement, samples: int) -> TangentKernel | None:
     """The kernel of all outputs: the theory's condition is about no other. With k outputs, of samples/k samples."""
-    outputs = view.problem.outputs
+    outputs = measurement.theory.problem.outputs
     if outputs == 1:
-        return view.tangent_kernel(samples, "trace")
-    return view.tangent_kernel(max(samples // outputs, 1), "full") if outputs <= samples else None
+        return measurement.kernels.tangent_kernel(samples, "trace")
+    return measurement.kernels.tangent_kernel(max(samples // outputs, 1), "full") if outputs <= samples else None
 
 
 def _compared(kernel: TangentKernel, outputs: int, scale: float) -> dict[str, float]:
@@ -236,8 +241,9 @@ def _compared(kernel: TangentKernel, outputs: int, scale: float) -> dict[str, fl
     }
 
 
-def _weight_norm_papers(view: View, shared: dict[str, Any]) -> dict[str, float]:
-    found = weightnorm_constants(**shared, w_min=min_weight_norm(view.model), kappa=1.0, ratio=view.rsc.ratio)
+def _weight_norm_papers(measurement: EpochMeasurement, shared: dict[str, Any]) -> dict[str, float]:
+    w_min = min_weight_norm(measurement.model)
+    found = weightnorm_constants(**shared, w_min=w_min, kappa=1.0, ratio=measurement.rsc.ratio)
     assert found.alpha is not None
     return {
         "wn_alpha": found.alpha,
@@ -248,12 +254,14 @@ def _weight_norm_papers(view: View, shared: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _rsc_papers(view: View, chain: Chain, initial: list[Tensor], shared: dict[str, Any]) -> dict[str, float]:
+def _rsc_papers(
+    measurement: EpochMeasurement, chain: Chain, initial: list[Tensor], shared: dict[str, Any]
+) -> dict[str, float]:
     """RSC's own constants, with γ from the spectral norms that the weights have."""
     radii = rsc_radii([link.affine.weight.cpu() for link in chain.links], initial)
-    kappa = abs(view.gradient_cosine)
+    kappa = abs(measurement.gradient_cosine)
     constants = rsc_constants(**shared, gamma=radii.gamma, kappa=kappa)
-    found = rsc_condition(view.rsc.mean_predictor_grad_norm_sq, constants, shared["width"])
+    found = rsc_condition(measurement.rsc.mean_predictor_grad_norm_sq, constants, shared["width"])
     return {
         "rsc_gamma": radii.gamma,
         "rsc_kappa": kappa,

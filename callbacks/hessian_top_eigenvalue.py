@@ -1,8 +1,8 @@
 """`HessianTopEigenvalue`: the largest eigenvalue of the loss's Hessian beside the edge of stability."""
 
 import math
-import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
-from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
+from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction
 from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.output.messages import warn
@@ -31,8 +32,9 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
     """λ_max with its error bar, warm-started from the last one measured, and 2/η."""
 
     title = "Hessian"
-    names: tuple[str, ...] = (
-        _LAMBDA,
+    key = _LAMBDA
+    metrics = (
+        key,
         f"{_LAMBDA}_residual",
         f"{_LAMBDA}_converged",
         f"{_LAMBDA}_hvps",
@@ -58,18 +60,21 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         self._optimizers: list[str] = []
         self._warned = False
 
-    def measure(self, view: View) -> dict[str, float]:
-        begin = time.perf_counter()
-        self._optimizers = [type(optimizer).__name__ for optimizer in view.trainer.optimizers]
-        pair = view.with_hessian(self._solve, self._memory)
+    def hessian_request(self) -> HessianRequest:
+        return HessianRequest(partial(_top_eigenpair, last=self._vector, options=self._options), self._memory)
+
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+        self._optimizers = [type(optimizer).__name__ for optimizer in measurement.trainer.optimizers]
+        answer = measurement.curvature.answer(self.key)
+        pair: Eigenpair = answer.value
         self._vector = _rounded(pair.vector)
         metrics = {
             _LAMBDA: pair.value,
             f"{_LAMBDA}_residual": pair.residual,
             f"{_LAMBDA}_converged": float(pair.converged),
             f"{_LAMBDA}_hvps": float(pair.hvps),
-            f"{_LAMBDA}_seconds": time.perf_counter() - begin,
-            **_edges(view, pair.value),
+            f"{_LAMBDA}_seconds": answer.seconds,
+            **_edges(measurement, pair.value),
         }
         if not pair.converged and not self._warned:
             self._warned = True
@@ -77,12 +82,7 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
                 f"λ_max has not converged within max_hvps={pair.hvps} products: the residual {pair.residual:.2g} is "
                 f"above tol={self._options['tol']:g} times {pair.value:.3g}. Raise max_hvps, or use method='lanczos'."
             )
-        self.names = tuple(metrics)  # the lines of each group too, when a later measurement fails
         return metrics
-
-    def _solve(self, hessian: LossHessian) -> Eigenpair:
-        start = _warm_start(self._vector, hessian.space)
-        return leading_eigenpairs(hessian, 1, which="algebraic", start=start, **self._options)[0]
 
     def notes(self) -> dict[str, Any]:
         # 2/η is the limit of plain steps only.
@@ -99,7 +99,8 @@ class PredictorHessianDiagnostic(Diagnostic):
     """max_i ‖∇²f(θ; x_i)‖₂ over some samples of the probe."""
 
     title = "predictor's Hessian"
-    names = (_PREDICTOR, f"{_PREDICTOR}_residual", f"{_PREDICTOR}_converged")
+    key = _PREDICTOR
+    metrics = (key, f"{_PREDICTOR}_residual", f"{_PREDICTOR}_converged")
     needs_outputs = True
 
     def __init__(self, samples: int, tol: float, max_hvps: int) -> None:
@@ -108,13 +109,18 @@ class PredictorHessianDiagnostic(Diagnostic):
         self._samples, self._tol, self._max_hvps = samples, tol, max_hvps
         self._warned = False
 
-    def measure(self, view: View) -> dict[str, float]:
-        norm, residual = view.predictor_hessian(self._samples, self._tol, self._max_hvps)
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+        norm, residual = measurement.curvature.predictor_hessian(self._samples, self._tol, self._max_hvps)
         converged = residual <= self._tol * norm
         if not converged and not self._warned:
             self._warned = True
             warn(f"{_PREDICTOR} has not converged within max_hvps={self._max_hvps}: it is a lower bound.")
         return {_PREDICTOR: norm, f"{_PREDICTOR}_residual": residual, f"{_PREDICTOR}_converged": float(converged)}
+
+
+def _top_eigenpair(hessian: LossHessian, last: Mapping[str, Tensor], options: Mapping[str, Any]) -> Eigenpair:
+    start = _warm_start(last, hessian.space)
+    return leading_eigenpairs(hessian, 1, which="algebraic", start=start, **options)[0]
 
 
 def _rounded(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,8 +137,8 @@ def _warm_start(vector: Mapping[str, Tensor], space: FlatParameters) -> Tensor |
     return start if 0 < float(start.norm()) < math.inf else None
 
 
-def _edges(view: View, value: float) -> dict[str, float]:
-    edges = edges_of_stability(view.trainer.optimizers)
+def _edges(measurement: EpochMeasurement, value: float) -> dict[str, float]:
+    edges = edges_of_stability(measurement.trainer.optimizers)
     if not edges:
         return {}
     nearest = min(edge.two_over_lr for edge in edges)

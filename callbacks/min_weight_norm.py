@@ -5,7 +5,7 @@ from torch import nn
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
-from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.norms.units import NormalizedLayers, require_normalized, smallest, unit_norms
 
 __all__ = ["MinWeightNorm"]
@@ -15,7 +15,8 @@ class MinWeightNormDiagnostic(Diagnostic):
     """w_min and the smallest norm of each layer."""
 
     title = "weight norms"
-    names: tuple[str, ...] = ("min_weight_norm",)
+    key = "min_weight_norm"
+    metrics = (key,)
     needs_probe = False
     needs_loss = False
 
@@ -33,7 +34,7 @@ class MinWeightNormDiagnostic(Diagnostic):
                 f"is counted for them. The first is {name!r}: {reason}. See normalized_layers(model).unknown for all."
             )
 
-    def measure(self, view: View) -> dict[str, float]:
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         norms = unit_norms(self._layers)
         metrics = {"min_weight_norm": smallest(norms)}
         for layer, norm in norms.items():
@@ -41,7 +42,6 @@ class MinWeightNormDiagnostic(Diagnostic):
             while name in metrics:  # "a.b_c" and "a_b.c" are different layers
                 name += "_"
             metrics[name] = float(norm.min())
-        self.names = tuple(metrics)  # the layers too, when a later measurement fails
         return metrics
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic
-from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction
 from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.output.messages import warn
@@ -28,8 +28,9 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
     """λ_min with its floor, λ_max, the parts of the kernel, and its way since the start of the fit."""
 
     title = "tangent kernel"
-    names: tuple[str, ...] = (
-        _LAMBDA,
+    key = _LAMBDA
+    metrics = (
+        key,
         f"{_LAMBDA}_floor",
         "ntk_lambda_max",
         "ntk_condition_number",
@@ -52,14 +53,14 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self._dgm: DGMForm | None = None
         self._warned = False
 
-    def start(self, view: View) -> None:
-        self._remember(view, view.tangent_kernel(self._samples, self._outputs))
-        form = view.dgm_form(self._samples)
+    def start(self, measurement: EpochMeasurement) -> None:
+        self._remember(measurement, measurement.kernels.tangent_kernel(self._samples, self._outputs))
+        form = measurement.theory.dgm_form(self._samples)
         self._dgm = form if isinstance(form, DGMForm) else None
 
-    def measure(self, view: View) -> dict[str, float]:
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         begin = time.perf_counter()
-        found = view.tangent_kernel(self._samples, self._outputs)
+        found = measurement.kernels.tangent_kernel(self._samples, self._outputs)
         self._warn(found)
         metrics = {
             _LAMBDA: found.lambda_min,
@@ -69,31 +70,30 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             "ntk_effective_rank": found.effective_rank,
             "ntk_samples": float(len(found.over_samples)),
             **_parts(found),
-            **self._since_start(view, found),
+            **self._since_start(measurement, found),
             **self._theorem(found),
         }
-        targets = view.targets(self._samples)
+        targets = measurement.theory.targets(self._samples)
         if targets is not None:
             alignment = label_alignment(found.over_samples, targets)
             metrics.update({} if math.isnan(alignment) else {"ntk_label_alignment": alignment})
         metrics["ntk_seconds"] = time.perf_counter() - begin
-        self.names = tuple(metrics)
         return metrics
 
-    def _remember(self, view: View, found: TangentKernel) -> None:
-        self._reference, self._fingerprint = _upper(found.kernel), self._fingerprint_of(view)
+    def _remember(self, measurement: EpochMeasurement, found: TangentKernel) -> None:
+        self._reference, self._fingerprint = _upper(found.kernel), self._fingerprint_of(measurement)
         self._change_max = 0.0
 
-    def _fingerprint_of(self, view: View) -> int:
+    def _fingerprint_of(self, measurement: EpochMeasurement) -> int:
         """Of the samples and of which kernel it is."""
-        return hash((view.fingerprint(self._samples), get_args(Outputs).index(self._outputs)))
+        return hash((measurement.kernels.fingerprint(self._samples), get_args(Outputs).index(self._outputs)))
 
-    def _since_start(self, view: View, found: TangentKernel) -> dict[str, float]:
-        if self._reference is not None and self._fingerprint != self._fingerprint_of(view):
+    def _since_start(self, measurement: EpochMeasurement, found: TangentKernel) -> dict[str, float]:
+        if self._reference is not None and self._fingerprint != self._fingerprint_of(measurement):
             warn("The samples are others than those of the checkpoint: ntk_change begins anew with this kernel.")
             self._reference = None
         if self._reference is None or len(self._reference) != _entries(found.kernel):
-            self._remember(view, found)  # of an iterable dataset, or on other samples than before, it is the first one
+            self._remember(measurement, found)  # the first kernel of an iterable dataset, or of new samples
             return {}
         change = kernel_change(found.kernel.cpu(), _from_upper(self._reference, len(found.kernel)))
         self._change_max = max(self._change_max, change)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
-from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction
+from lightning_normtheory.callbacks.measurement.generalization_gap import Gap
 from lightning_normtheory.callbacks.measurement.probe import Probe
-from lightning_normtheory.callbacks.measurement.validation_probe import Gap
 from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.measuring.processes import FailedElsewhereError
 from lightning_normtheory.model.layers import batch_norm_layers
@@ -32,7 +32,8 @@ class RademacherBoundDiagnostic(Diagnostic):
     """The complexity of the network's class, the bound that follows, and the measured gap."""
 
     title = "generalization"
-    names: tuple[str, ...] = (_BOUND,)
+    key = _BOUND
+    metrics = (key,)
     needs_outputs = True
     needs_validation = True
 
@@ -45,28 +46,27 @@ class RademacherBoundDiagnostic(Diagnostic):
         self._warned: set[str] = set()
         self._initial: Tensor | None = None  # V_0 of a network of BN's form
 
-    def start(self, view: View) -> None:
-        form = view.batchnorm_form(_SAMPLES)
+    def start(self, measurement: EpochMeasurement) -> None:
+        form = measurement.theory.batchnorm_form(_SAMPLES)
         self._initial = None if isinstance(form, str) else form.v.detach().cpu().clone()
 
-    def measure(self, view: View) -> dict[str, float]:
-        metrics = self._bounds(view)
-        gap = self._gap(view)
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+        metrics = self._bounds(measurement)
+        gap = self._gap(measurement)
         if gap is not None:
             metrics[f"{_GAP}_gap"] = gap.gap
             metrics[f"{_GAP}_train_loss"] = gap.train_loss
             metrics[f"{_GAP}_validation_loss"] = gap.validation_loss
         bound = metrics.get(f"{_GAP}_bound")
-        train = _prediction_loss(view) if gap is None else gap.train_loss
+        train = _prediction_loss(measurement) if gap is None else gap.train_loss
         if bound is not None:
             if train is not None:
                 metrics["population_loss_bound"] = train + bound
-            metrics[f"{_GAP}_bound_vacuous"] = float(not (train or 0.0) + bound < _loss_of_zero(view))
-        self.names = tuple(metrics)
+            metrics[f"{_GAP}_bound_vacuous"] = float(not (train or 0.0) + bound < _loss_of_zero(measurement))
         return metrics
 
-    def _bounds(self, view: View) -> dict[str, float]:
-        problem, n = view.problem, view.training_samples
+    def _bounds(self, measurement: EpochMeasurement) -> dict[str, float]:
+        problem, n = measurement.theory.problem, measurement.training_samples
         reason = _why_not(problem, n)
         if reason:
             self.explained = frozenset({_BOUND})
@@ -77,29 +77,29 @@ class RademacherBoundDiagnostic(Diagnostic):
         self.explained = frozenset()
         x_norm = problem.x_norm if self._x_norm is None else self._x_norm
         metrics = {
-            _BOUND: self._batchnorm_lemma(view, n) or problem.complexity.rademacher(n, x_norm),
+            _BOUND: self._batchnorm_lemma(measurement, n) or problem.complexity.rademacher(n, x_norm),
             "rademacher_x_norm": x_norm,
         }
         if not isinstance(problem.loss, KnownLoss):
             self._warn(f"There is no generalization bound: {problem.loss}. {_BOUND} needs no loss.")
             return metrics
         loss = problem.loss
-        if loss.is_square and view.target_matrix is not None:
-            loss = loss._replace(largest_target=float(view.target_matrix.abs().max()))
+        if loss.is_square and measurement.theory.target_matrix is not None:
+            loss = loss._replace(largest_target=float(measurement.theory.target_matrix.abs().max()))
         found = generalization_bound(problem.complexity, loss, n=n, x_norm=x_norm, delta=self._delta)
         return {**metrics, f"{_GAP}_bound": found.value, f"{_GAP}_bound_fixed_radii": found.fixed}
 
-    def _gap(self, view: View) -> Gap | None:
+    def _gap(self, measurement: EpochMeasurement) -> Gap | None:
         try:
-            return view.generalization_gap
+            return measurement.generalization_gap
         # Validation batches that the loss cannot read, here or in another process: the bounds need none.
         except (ValueError, FailedElsewhereError) as error:
             self._warn(f"{_GAP}_gap is not measured. {error}", f"{_GAP}_gap")
             return None
 
-    def _batchnorm_lemma(self, view: View, n: int) -> float | None:
+    def _batchnorm_lemma(self, measurement: EpochMeasurement, n: int) -> float | None:
         """The complexity of the two-layer networks of BN around V_0, by the corrected Lemma F.1."""
-        form = view.batchnorm_form(_SAMPLES) if self._initial is not None else ""
+        form = measurement.theory.batchnorm_form(_SAMPLES) if self._initial is not None else ""
         if isinstance(form, str) or self._initial is None or form.v.shape != self._initial.shape:
             return None
         return batchnorm_rademacher(
@@ -120,15 +120,15 @@ class RademacherBoundDiagnostic(Diagnostic):
             warn(message)
 
 
-def _prediction_loss(view: View) -> float | None:
+def _prediction_loss(measurement: EpochMeasurement) -> float | None:
     """The loss of the function that predicts, where that is the one that is trained."""
-    return None if batch_norm_layers(view.model) else view.mean_loss
+    return None if batch_norm_layers(measurement.model) else measurement.mean_loss
 
 
-def _loss_of_zero(view: View) -> float:
-    loss = view.problem.loss
+def _loss_of_zero(measurement: EpochMeasurement) -> float:
+    loss = measurement.theory.problem.loss
     assert isinstance(loss, KnownLoss)
-    return loss.of_zero(view.target_matrix)
+    return loss.of_zero(measurement.theory.target_matrix)
 
 
 def _why_not(problem: Problem, n: int | None) -> str:

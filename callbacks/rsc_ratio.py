@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, Diagnostic
-from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 
 __all__ = ["RSCRatio"]
 
@@ -15,17 +15,18 @@ class RSCRatioDiagnostic(Diagnostic):
     """R, its parts, ‖ḡ‖², and the loss relative to the last one measured."""
 
     title = "restricted strong convexity"
-    names = ("rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio")
+    key = "rsc_ratio"
+    metrics = (key, "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio")
     needs_outputs = True
 
     def __init__(self) -> None:
         self._last_loss: float | None = None
 
-    def start(self, view: View) -> None:
-        self._last_loss = view.loss
+    def start(self, measurement: EpochMeasurement) -> None:
+        self._last_loss = measurement.loss
 
-    def measure(self, view: View) -> dict[str, float]:
-        rsc = view.rsc
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+        rsc = measurement.rsc
         metrics = {
             "rsc_ratio": rsc.ratio,
             "loss": rsc.loss,

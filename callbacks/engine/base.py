@@ -1,4 +1,4 @@
-"""The base of every callback: schedule, probe, neutrality, logging, file, errors and state are done here once."""
+"""The base of every callback: schedule, probe, errors and state."""
 
 import math
 import re
@@ -20,11 +20,13 @@ from lightning_normtheory.callbacks.engine.checks import (
     refuse_unknown_arguments,
 )
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
 from lightning_normtheory.callbacks.engine.reporting import ReportingCallback
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
-from lightning_normtheory.callbacks.measurement.epoch import View
-from lightning_normtheory.callbacks.measurement.function import BatchFunction
+from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction
 from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.callbacks.measurement.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
 from lightning_normtheory.measuring.processes import FailedElsewhereError
@@ -85,36 +87,26 @@ class DiagnosticCallback(ReportingCallback):
         self._budget = TimeBudget(max_overhead)
         self._diagnostics = self.make_diagnostics()
         self._validation_probe: ValidationProbe | None = None
-        self._started = False
-        # Whether what is measured before the first step is there: in this fit, or in the one before.
-        self._begun = False
-        self._resumed = False
-        # How many epochs have ended, with what is due then done.
-        self._ended: int | None = 0
-        # What views have found out about the samples and the loss, once for a fit.
-        self._known: dict[str, Any] = {}
+        self._facts = KnownFacts()
 
     def make_diagnostics(self) -> list[Diagnostic]:
-        """What is measured, fresh for a new fit."""
+        """Create the diagnostics for a new fit."""
         return [diagnostic() for diagnostic in self.diagnostics]
 
-    # -- fit start: everything that is wrong with the set-up is said here --------------------------------------------
+    # -- fit start: check the setup ------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
-            return  # a checkpoint that is saved after a `validate` still knows what that of the fit knows
+            return  # a checkpoint saved after `validate` must hold the state of the fit
         check_strategy(trainer, type(self).__name__)
-        # Nothing of an earlier fit remains; a checkpoint is loaded after this hook.
-        self._begun = self._resumed = False
-        self._ended = 0
-        self._known = {}
+        # Keep nothing of an earlier fit; a checkpoint is loaded after this hook.
+        self._fit = FitState()
+        self._facts = KnownFacts()
         self._diagnostics = self.make_diagnostics()
         self._validation_probe = ValidationProbe(self.probe.samples, self.probe.seed)
         self._budget = TimeBudget(self.max_overhead)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started, self._noted = False, None
-        self._warned.clear()
         self._active = []
         for diagnostic in self._diagnostics:
             try:
@@ -123,7 +115,7 @@ class DiagnosticCallback(ReportingCallback):
                 if not self.skip_inapplicable:
                     raise
                 if not diagnostic.optional:
-                    rank_zero_warn(f"{type(self).__name__} leaves out {diagnostic.names[0]}. {reason}")
+                    rank_zero_warn(f"{type(self).__name__} leaves out {diagnostic.key}. {reason}")
             else:
                 self._active.append(diagnostic)
         if not any(diagnostic.needs_validation for diagnostic in self._active):
@@ -147,56 +139,58 @@ class DiagnosticCallback(ReportingCallback):
         self._budget.train()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._budget.train()  # a fit that resumes in the middle of an epoch has no start of an epoch
-        missed = self._resumed and not self._started and batch_idx == 0 and self._missed_the_end(trainer)
+        self._budget.train()  # a fit resumed in the middle of an epoch has no on_train_epoch_start
+        resumed = self._fit.phase is Phase.RESUMED
+        missed = resumed and batch_idx == 0 and self._missed_the_end(trainer)
         if missed:
             self.probe.complete(trainer.world_size)
         if self._needs_probe and self.probe.collecting:
             with self._budget.spending():
                 self.probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
-        if not self._started:
+        if self._fit.phase.waiting:
             # Not earlier: a training_step may need what the module prepares in its own start hooks.
-            self._started = True
+            self._fit.phase = Phase.RUNNING if resumed else Phase.STARTING
             with self._budget.spending():
                 if self._needs_probe:
-                    self._begin(self._view(trainer, pl_module))
-                self._begun = True
+                    self._begin(self._measurement(trainer, pl_module), resumed)
+                self._fit.phase = Phase.RUNNING
                 if missed:
                     self._catch_up(trainer, pl_module)
 
-    def _begin(self, view: View) -> None:
-        view.try_out(
+    def _begin(self, measurement: EpochMeasurement, resumed: bool) -> None:
+        measurement.function.try_out(
             loss=any(diagnostic.needs_loss for diagnostic in self._active),
             outputs=any(diagnostic.needs_outputs for diagnostic in self._active),
         )
-        if not self._resumed and not self.probe.collecting:
-            with self._progress(view.trainer) as progress:
+        if not resumed and not self.probe.collecting:
+            with self._progress(measurement.trainer) as progress:
                 for diagnostic in self._active:
                     progress.begin(diagnostic.title)
-                    self._guarded(diagnostic, view, diagnostic.start)
+                    self._guarded(diagnostic, measurement, diagnostic.start)
 
     def _missed_the_end(self, trainer: Trainer) -> bool:
-        """Whether the checkpoint is from the end of an epoch but older than our measurement: from its last step, or a
-        measurement that was interrupted. Lightning does not end such an epoch again."""
-        return self._ended is not None and trainer.current_epoch > self._ended
+        """Whether the checkpoint is from the end of an epoch but older than its measurement: saved at the last step, or
+        when the measurement was interrupted. Lightning does not end such an epoch again."""
+        return self._fit.epochs_ended is not None and trainer.current_epoch > self._fit.epochs_ended
 
     def _catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure the epoch before. In the file only: the loggers are in the next epoch already."""
+        """Measure the epoch before, for the file only: the loggers are in the next epoch already."""
         if self._is_due(trainer.current_epoch - 1):
             metrics = self._measure(trainer, pl_module)
             named = {self._metric_name(name): value for name, value in metrics.items()}
             self._write(trainer, named, trainer.current_epoch - 1)
-        self._ended = trainer.current_epoch
+        self._fit.epochs_ended = trainer.current_epoch
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probe.release()
         if self._validation_probe is not None:
             self._validation_probe.release()
         self._conclude(trainer)
-        if self._resumed and not self._started and self._missed_the_end(trainer) and self._is_due(self._ended or 0):
+        ended = self._fit.epochs_ended
+        if self._fit.phase is Phase.RESUMED and self._missed_the_end(trainer) and self._is_due(ended or 0):
             rank_zero_warn(
-                f"{type(self).__name__} has not measured epoch {self._ended}: the checkpoint is from its last step,"
-                " before the measurement, and no epoch is left in which to make up for it. Raise max_epochs."
+                f"{type(self).__name__} has not measured epoch {ended}: the checkpoint was saved at its last step,"
+                " before the measurement, and this fit has no epoch left in which to measure it. Raise max_epochs."
             )
         # Lightning skips a fit without batches, and with it every hook between on_fit_start and this one.
         if self._needs_probe and trainer.num_training_batches == 0 and trainer.limit_train_batches != 0:
@@ -206,10 +200,10 @@ class DiagnosticCallback(ReportingCallback):
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt):  # whoever stops a run wants to see how far it came
+        if isinstance(exception, KeyboardInterrupt):  # show how far the run came
             self._conclude(trainer)
 
-    # -- validation: where its loaders first exist, and where the batches of an iterable one pass ----------------------
+    # -- validation: its loaders exist from here on, and the batches of an iterable one pass ---------------------------
 
     def _find_validation_data(self, trainer: Trainer) -> None:
         if self._validation_probe is not None and not trainer.sanity_checking:
@@ -241,7 +235,7 @@ class DiagnosticCallback(ReportingCallback):
                 self.probe.complete(trainer.world_size)
         if self._is_due(trainer.current_epoch):
             self._measure_or_skip(trainer, pl_module)
-        self._ended = trainer.current_epoch + 1
+        self._fit.epochs_ended = trainer.current_epoch + 1
 
     def _is_due(self, epoch: int) -> bool:
         return (epoch + 1) % self.every_n_epochs == 0
@@ -259,77 +253,82 @@ class DiagnosticCallback(ReportingCallback):
     def _affordable(self, trainer: Trainer) -> bool:
         if self.max_overhead is None:
             return True
-        # The clocks of several processes differ, and all must do the same: the first one decides.
+        # The clocks of the processes differ, and all must do the same: the first process decides.
         return trainer.strategy.broadcast(self._budget.allows_another())
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         begin = time.perf_counter()
-        view = self._view(trainer, pl_module)
+        measurement = self._measurement(trainer, pl_module)
         metrics: dict[str, float] = {}
         before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
         try:
             with self._progress(trainer) as progress:
                 for diagnostic in self._active:
                     progress.begin(diagnostic.title)
-                    measured = self._measured(diagnostic, view)
-                    metrics.update(measured if measured is not None else dict.fromkeys(diagnostic.names, math.nan))
-        except BaseException:  # whoever stops a measurement may still save a checkpoint, and a half is none
+                    metrics.update(self._measure_one(diagnostic, measurement))
+        except BaseException:  # roll back: a checkpoint must not hold half a measurement
             for diagnostic, state in before:
                 diagnostic.load_state_dict(state)
             raise
         metrics["seconds"] = time.perf_counter() - begin
-        # What was not added up (a running statistic, a time) may differ, and whoever monitors it must decide the same.
+        # A running statistic or a time may differ between processes, and callbacks that monitor it must decide alike.
         return trainer.strategy.broadcast(metrics) if trainer.world_size > 1 else metrics
 
-    def _measured(self, diagnostic: Diagnostic, view: View) -> dict[str, float] | None:
-        if diagnostic.needs_probe and self.probe.collecting:  # resumed where only the end of an epoch was left to do
+    def _measure_one(self, diagnostic: Diagnostic, measurement: EpochMeasurement) -> dict[str, float]:
+        """Return the metrics of a diagnostic; NaN for each of its names if it fails."""
+        measured: dict[str, float] | None = None
+        if diagnostic.needs_probe and self.probe.collecting:  # resumed with only the end of an epoch left to do
             self._warn_once("probe", f"No batch has passed yet to measure {self.prefix} on: this epoch is NaN.")
-            return None
-        return self._guarded(diagnostic, view, diagnostic.measure)
+        else:
+            measured = self._guarded(diagnostic, measurement, diagnostic.measure)
+        if measured is None:
+            return dict.fromkeys((*diagnostic.metrics, *self._fit.logged.get(diagnostic.key, ())), math.nan)
+        self._fit.logged[diagnostic.key] = tuple(measured)
+        return measured
 
     def _progress(self, trainer: Trainer) -> MeasurementProgress:
         return MeasurementProgress(trainer, len(self._active), self.prefix, partial(self._warn_once, "progress"))
 
-    def _guarded(self, diagnostic: Diagnostic, view: View, action: Callable[[View], Any]) -> Any:
-        """Do it; a failure is reported once per diagnostic and fit, and never stops a run that did not ask for it."""
-        name = diagnostic.names[0]
+    def _guarded(
+        self, diagnostic: Diagnostic, measurement: EpochMeasurement, action: Callable[[EpochMeasurement], Any]
+    ) -> Any:
+        """Return ``action(measurement)``; ``None`` if it fails, which is reported once per diagnostic and fit."""
         error: Exception | None = None
         result: Any = None
         try:
-            result = action(view)
+            result = action(measurement)
         except Exception as caught:  # noqa: BLE001  # reported or raised below, when all processes know
             error = caught
-        if view.processes.end(failed=error is not None):
+        if measurement.processes.end(failed=error is not None):
             error = error or FailedElsewhereError()
         if error is not None:
             try:
-                self._tell_failure(name, error, view.processes)
+                self._tell_failure(diagnostic.key, error, measurement.processes)
             finally:
-                error = None  # or this frame, which it holds, would hold it, and all that the measurement had made
+                error = None  # the error holds this frame: without this, both would keep all tensors of the measurement
             return None
         bad = [key for key, value in (result or {}).items() if math.isnan(value) and key not in diagnostic.explained]
         if bad:
-            self._warn_once(
-                name, f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training goes on."
-            )
+            message = f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training goes on."
+            self._warn_once(diagnostic.key, message)
         return result
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def state_key(self) -> str:
-        # Two callbacks of one class can live in one trainer exactly if their metrics have different names.
+        # Two callbacks of one class can be in one trainer only if their metrics have different names.
         return self._generate_state_key(prefix=self.prefix)
 
     def state_dict(self) -> dict[str, Any]:
         state = {
             "settings": self.settings(),
-            "begun": self._begun,
-            "ended": self._ended,
-            "perturbed": self._known.get("perturbed"),
+            "begun": self._fit.phase.start_measured,
+            "ended": self._fit.epochs_ended,
+            **self._facts.state_dict(),
             "probe": self.probe.state_dict() if self._needs_probe else None,
             "validation_probe": self._validation_probe.state_dict() if self._validation_probe is not None else None,
-            "diagnostics": {each.names[0]: self._collect(each, each.state_dict) for each in self._diagnostics},
+            "diagnostics": {each.key: self._collect(each, each.state_dict) for each in self._diagnostics},
             "budget": self._budget.state_dict(),
         }
         return stored_once(state)
@@ -343,18 +342,18 @@ class DiagnosticCallback(ReportingCallback):
         if self._validation_probe is not None and state_dict.get("validation_probe") is not None:
             self._validation_probe.load_state_dict(state_dict["validation_probe"])
         for diagnostic in self._diagnostics:
-            diagnostic.load_state_dict(state_dict["diagnostics"].get(diagnostic.names[0], {}))
+            diagnostic.load_state_dict(state_dict["diagnostics"].get(diagnostic.key, {}))
             dropped = diagnostic.forget(changed.keys())
             if dropped:
                 rank_zero_warn(
                     f"{type(self).__name__} cannot go on with {dropped}: the checkpoint's were measured otherwise, and"
                     " are dropped."
                 )
-        if state_dict.get("perturbed") is not None and not changed.keys() & {"loss", "predict", "probe", "seed"}:
-            self._known["perturbed"] = state_dict["perturbed"]
+        if not changed.keys() & {"loss", "predict", "probe", "seed"}:
+            self._facts = KnownFacts.from_state(state_dict)
         self._budget.load_state_dict(state_dict.get("budget", {}))
-        self._ended = state_dict.get("ended")
-        self._begun = self._resumed = state_dict.get("begun", True)
+        self._fit.epochs_ended = state_dict.get("ended")
+        self._fit.phase = Phase.RESUMED if state_dict.get("begun", True) else Phase.FRESH
 
     def settings(self) -> dict[str, Any]:
         """What the file and the checkpoint say about how the numbers came about."""
@@ -383,9 +382,14 @@ class DiagnosticCallback(ReportingCallback):
     def _needs_probe(self) -> bool:
         return any(diagnostic.needs_probe for diagnostic in self._diagnostics)
 
-    def _view(self, trainer: Trainer, pl_module: LightningModule) -> View:
-        arguments = (trainer, pl_module, self.probe, self.loss, self.predict, self.batch_stats)
-        return View(*arguments, validation=self._validation_probe, known=self._known)
+    def _measurement(self, trainer: Trainer, pl_module: LightningModule) -> EpochMeasurement:
+        requests = {each.key: each.hessian_request() for each in self._active}
+        return EpochMeasurement(
+            MeasuredFunction(trainer, pl_module, self.probe, self.loss, self.predict, self.batch_stats),
+            validation=self._validation_probe,
+            facts=self._facts,
+            hessian_requests={key: request for key, request in requests.items() if request is not None},
+        )
 
 
 def _function_name(function: BatchFunction | None, default: str) -> str:

@@ -1,15 +1,16 @@
-"""The form of a diagnostic: one quantity of the theory, free of Lightning's hooks."""
+"""`Diagnostic`: one quantity of the theory, free of Lightning's hooks."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from torch import nn
 
-from lightning_normtheory.callbacks.measurement.epoch import View
+from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
+from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 
 __all__ = ["LOSS_SETTINGS", "SAMPLE_SETTINGS", "Diagnostic", "NotApplicable"]
 
-# The settings of a callback that say which samples are measured, and which loss of them.
+# The settings of a callback that determine the samples, and the loss on them.
 SAMPLE_SETTINGS = frozenset({"probe", "seed"})
 LOSS_SETTINGS = SAMPLE_SETTINGS | {"loss", "batch_stats"}
 
@@ -22,18 +23,21 @@ class Diagnostic:
     """One quantity. The callback that runs it does everything else.
 
     Attributes:
-        title: what it measures, in a word or two, for people who wait for it.
-        names: the metrics it logs, without the prefix; these become NaN when a measurement fails.
-        explained: metrics that are NaN for a reason which the diagnostic has given itself.
-        needs_probe: whether it looks at data; if not, any loader and any batch will do.
-        needs_loss: whether it asks for the loss of a batch.
-        needs_outputs: whether it asks for the outputs of a batch.
-        needs_validation: whether it also looks at validation data; with `needs_probe` and `needs_loss`.
-        optional: whether a callback that leaves out what does not apply need not mention it.
+        key: its main metric, without the prefix; identifies it in checkpoints, warnings and messages.
+        metrics: the metrics that it is expected to log, without the prefix. When a measurement fails, these and the
+            metrics of the last measurement are logged as NaN.
+        title: what it measures, in a word or two, for the progress display.
+        explained: metrics whose NaN the diagnostic has explained itself.
+        needs_probe: whether it uses samples; if not, any loader and any batch will do.
+        needs_loss: whether it uses the loss of a batch.
+        needs_outputs: whether it uses the outputs of a batch.
+        needs_validation: whether it also uses validation data; requires `needs_probe` and `needs_loss`.
+        optional: whether a callback may leave it out without a warning if it does not apply.
     """
 
+    key: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]]
     title: ClassVar[str] = "measuring"
-    names: tuple[str, ...]
     explained: frozenset[str] = frozenset()
     needs_probe: ClassVar[bool] = True
     needs_loss: ClassVar[bool] = True
@@ -42,37 +46,42 @@ class Diagnostic:
     optional: ClassVar[bool] = False
 
     def check(self, model: nn.Module) -> None:
-        """At fit start.
+        """Check the model at fit start.
 
         Raises:
             NotApplicable: if the model lacks what is measured.
         """
 
-    def start(self, view: View) -> None:
-        """Before the first training step of a fresh run, where the probe is known by then."""
+    def start(self, measurement: EpochMeasurement) -> None:
+        """Measure before the first training step of a fresh run, if the probe is known by then."""
 
-    def measure(self, view: View) -> dict[str, float]:
-        """At the end of an epoch: the metrics by name. Names that begin with ``layers/`` get a section of their own."""
+    def hessian_request(self) -> HessianRequest | None:
+        """Return what `measure` needs of the loss's Hessian, if anything; ``measurement.curvature.answer(self.key)``
+        then has the answer. The requests of all diagnostics share one gradient graph."""
+        return None
+
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+        """Return the metrics of an epoch by name. Names that begin with ``layers/`` get their own section."""
         raise NotImplementedError
 
     def notes(self) -> dict[str, Any]:
-        """What is no number, for the head of the file: plain strings, lists and dicts."""
+        """Return facts for the header of the run's file that are not numbers: plain strings, lists and dicts."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to give the same numbers."""
+        """Return what a resumed run needs to give the same numbers."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Load what `state_dict` returned; an empty state means that the checkpoint has none."""
 
     def forget(self, changed: Collection[str]) -> str:
-        """Drop what was loaded and is about other samples or another function than what is measured now.
+        """Drop the loaded state if it was measured on different samples or of a different function.
 
         Args:
-            changed: the names of the settings that are others than in the checkpoint.
+            changed: the names of the settings that differ from the checkpoint's.
 
         Returns:
-            What was dropped, in words; nothing if nothing was.
+            What was dropped, in words; empty if nothing was.
         """
         return ""

@@ -11,6 +11,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.engine.host import HostCallback
+from lightning_normtheory.callbacks.engine.lifecycle import FitState
 from lightning_normtheory.callbacks.output import run_file, wandb
 from lightning_normtheory.callbacks.output.fit_end import conclude
 from lightning_normtheory.callbacks.output.progress_bar import clear_line
@@ -35,9 +36,7 @@ class ReportingCallback(HostCallback):
     def __init__(self) -> None:
         super().__init__()
         self._active: list[Diagnostic] = []
-        # What the last header in the file says of the diagnostics, in this fit.
-        self._noted: dict[str, Any] | None = None
-        self._warned: set[str] = set()
+        self._fit = FitState()
 
     def settings(self) -> dict[str, Any]:
         """What the file and the checkpoint say about how the numbers came about."""
@@ -78,8 +77,8 @@ class ReportingCallback(HostCallback):
             self._warn_of(f"W&B does not know the axes or the settings of {self.prefix}", error)
 
     def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
+        if key not in self._fit.warned:
+            self._fit.warned.add(key)
             clear_line()
             warn(message)
 
@@ -121,8 +120,8 @@ class ReportingCallback(HostCallback):
         notes = {name: note for each in self._active for name, note in self._collect(each, each.notes).items()}
         try:
             about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
-            run_file.write(trainer, about, metrics, users, epoch=epoch, first=notes != self._noted)
-            self._noted = notes
+            run_file.write(trainer, about, metrics, users, epoch=epoch, first=notes != self._fit.header_notes)
+            self._fit.header_notes = notes
         except Exception as error:  # noqa: BLE001  # a full disk, or whatever else a place for a file can have
             self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
 
@@ -131,15 +130,15 @@ class ReportingCallback(HostCallback):
         try:
             return tell()
         except Exception as error:  # noqa: BLE001  # reported, or raised
-            self._warn_of(f"The file or the checkpoint has nothing about {self.prefix}/{diagnostic.names[0]}", error)
+            self._warn_of(f"The file or the checkpoint has nothing about {self.prefix}/{diagnostic.key}", error)
             return {}
 
     def _warn_of_namesakes(self, trainer: Trainer) -> None:
         """Lightning logs the mean of two values with one name: harmless only if they are equal."""
-        names = {name for diagnostic in self._diagnostics for name in diagnostic.names}
+        names = {name for diagnostic in self._diagnostics for name in diagnostic.metrics}
         for other in self._all_of(trainer):
             if other is not self and other.prefix == self.prefix:
-                shared = names & {name for diagnostic in other._diagnostics for name in diagnostic.names}
+                shared = names & {name for diagnostic in other._diagnostics for name in diagnostic.metrics}
                 ours, theirs = self.settings(), other.settings()
                 if shared and any(ours[key] != theirs[key] for key in (ours.keys() & theirs.keys()) - {"callback"}):
                     rank_zero_warn(

@@ -1,17 +1,14 @@
-"""The samples that were not trained on, and how much larger the loss is there."""
+"""The validation samples on which the generalization gap is measured."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_warn
-from torch import Tensor
-from torchmetrics import Metric
 
 from lightning_normtheory.callbacks.measurement.probe import Probe
 
-__all__ = ["Gap", "GapMetric", "ValidationProbe"]
+__all__ = ["ValidationProbe"]
 
 
 class ValidationProbe(Probe):
@@ -59,54 +56,3 @@ class ValidationProbe(Probe):
 
     def _on_empty(self) -> None:
         pass  # no validation data, no gap
-
-
-class Gap(NamedTuple):
-    """The measured generalization gap.
-
-    Attributes:
-        train_loss: the mean loss of the training probe.
-        validation_loss: the mean loss of the validation probe.
-        gap: the second minus the first.
-    """
-
-    train_loss: float
-    validation_loss: float
-    gap: float
-
-
-class GapMetric(Metric):
-    """Accumulates the losses of both probes; every state is a sum, so processes add up to one exact number.
-
-    Args:
-        options: of `torchmetrics.Metric`.
-
-    Example:
-        >>> metric = GapMetric()
-        >>> metric.update(3, torch.tensor(1.0), validation=False)
-        >>> metric.update(1, torch.tensor(5.0), validation=False)
-        >>> metric.update(2, torch.tensor(4.0), validation=True)
-        >>> metric.compute()
-        Gap(train_loss=2.0, validation_loss=4.0, gap=2.0)
-    """
-
-    full_state_update = False
-    samples: Tensor
-    loss_sums: Tensor
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        for name in ("samples", "loss_sums"):  # of the training and of the validation probe
-            self.add_state(name, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
-
-    def update(self, samples: int, loss: Tensor, *, validation: bool) -> None:
-        """Add a batch with its mean loss; of no samples where a process only keeps step with the others."""
-        if samples == 0:
-            return  # whatever the loss is: nothing times infinity is not nothing
-        self.samples[int(validation)] += samples
-        self.loss_sums[int(validation)] += samples * loss.detach()
-
-    def compute(self) -> Gap:
-        """The result over everything added, here and in the other processes."""
-        train, validation = (self.loss_sums / self.samples).tolist()
-        return Gap(train, validation, validation - train)

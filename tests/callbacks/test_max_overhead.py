@@ -37,7 +37,8 @@ def wait(seconds):
 class Slow(Diagnostic):
     """Takes the given times for its measurements, the last of them from then on."""
 
-    names = ("measurements",)
+    key = "measurements"
+    metrics = (key,)
     needs_loss = False
 
     def __init__(self, start, costs):
@@ -273,7 +274,8 @@ class SlowElsewhere(pl.Callback):
 class Waiting(Slow):
     """A measurement in which the processes wait for each other, and that says how many take part."""
 
-    names = ("measurements", "processes")
+    key = "measurements"
+    metrics = (key, "processes")
 
     def measure(self, view):
         together = torch.ones(1)

@@ -14,7 +14,8 @@ from support.lit import Classifier, Stream, loader, rows, tensors, trainer
 
 
 class Measured(Diagnostic):
-    names = ("gap", "train_loss", "validation_loss")
+    key = "gap"
+    metrics = (key, "train_loss", "validation_loss")
     needs_validation = True
 
     def measure(self, view):

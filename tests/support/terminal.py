@@ -79,7 +79,8 @@ def make_bar(package, kind, screen, **kwargs):
 
 class First(Diagnostic):
     title = "weight norms"
-    names = ("first",)
+    key = "first"
+    metrics = (key,)
     needs_loss = False
 
     def measure(self, view):
@@ -90,7 +91,8 @@ class Watched(Diagnostic):
     """Takes four steps, and calls ``look`` with what the screen shows after each."""
 
     title = "Hessian"
-    names = ("watched",)
+    key = "watched"
+    metrics = (key,)
     needs_loss = False
 
     def __init__(self, look):

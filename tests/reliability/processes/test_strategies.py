@@ -60,7 +60,7 @@ class Synchronized(Classifier):
 def start(callback, world_size):
     fit = SimpleNamespace(world_size=world_size, callbacks=[callback], strategy=None)
     callback.on_fit_start(fit, Synchronized())
-    return [diagnostic.names[0] for diagnostic in callback._active]
+    return [diagnostic.key for diagnostic in callback._active]
 
 
 @pytest.mark.filterwarnings("ignore")

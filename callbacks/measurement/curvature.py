@@ -1,0 +1,126 @@
+"""Second derivatives on the probe: quantities of the loss's Hessian, and the norm of the predictor's."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+from lightning_normtheory.callbacks.measurement.kernels import Predictor
+from lightning_normtheory.callbacks.measurement.probe import ProbeBatch
+from lightning_normtheory.hessian.operator import LossHessian, Memory
+from lightning_normtheory.hessian.predictor import predictor_hessian
+from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.model.checks import trainable_parameters
+
+__all__ = ["Curvature", "HessianAnswer", "HessianRequest"]
+
+
+class HessianRequest(NamedTuple):
+    """A quantity of H = ∇²L that a diagnostic needs in an epoch.
+
+    Attributes:
+        evaluate: computes the quantity from the operator H; it must do the same in every process.
+        memory: ``"high"`` keeps the gradient graph for all products, ``"low"`` builds it again for each.
+    """
+
+    evaluate: Callable[[LossHessian], Any]
+    memory: Memory = "high"
+
+
+class HessianAnswer(NamedTuple):
+    """The answer to a request.
+
+    Attributes:
+        value: what ``evaluate`` returned.
+        seconds: the time that it took; the first request of an epoch also builds the gradient graph.
+    """
+
+    value: Any
+    seconds: float
+
+
+class Curvature:
+    """Second derivatives on the probe in one epoch.
+
+    Args:
+        requests: what the epoch's diagnostics need of the Hessian, by their keys. All are evaluated on one operator, so
+            that they share the gradient graph.
+    """
+
+    def __init__(self, function: MeasuredFunction, requests: Mapping[str, HessianRequest]) -> None:
+        self._function = function
+        self._requests = dict(requests)
+        self._answers: dict[str, HessianAnswer] = {}
+        self._alone = False
+
+    def answer(self, key: str) -> HessianAnswer:
+        """Return the answer to the request of the diagnostic with this key.
+
+        The first call evaluates all requests. If that fails, each one is evaluated alone when it is asked for, so that
+        no request fails because of another one.
+        """
+        if key not in self._answers and not self._alone and len(self._requests) > 1:
+            try:
+                self._answers = self._evaluate(self._requests)
+            except Exception:  # noqa: BLE001  # raised again below, if it concerns this request
+                self._alone = True
+        if key not in self._answers:
+            self._answers.update(self._evaluate({key: self._requests[key]}))
+        return self._answers[key]
+
+    def _evaluate(self, requests: Mapping[str, HessianRequest]) -> dict[str, HessianAnswer]:
+        if all(request.memory == "high" for request in requests.values()):
+            try:
+                return self._function.processes.run_on_all(partial(self._on_operator, requests, "high"))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+        return self._function.retry_smaller(partial(self._on_operator, requests, "low"))
+
+    def _on_operator(self, requests: Mapping[str, HessianRequest], memory: Memory) -> dict[str, HessianAnswer]:
+        function = self._function
+
+        def loss_of(batch: ProbeBatch) -> tuple[Tensor, int]:
+            return function.loss_of(batch), batch.samples if batch.counts else 0
+
+        losses = [partial(loss_of, batch) for batch in function.batches]
+        answers = {}
+        with function.measuring():
+            parameters = trainable_parameters(function.model)
+            with LossHessian(parameters, losses, memory=memory, processes=function.processes) as hessian:
+                for key, request in requests.items():
+                    begin = time.perf_counter()
+                    answers[key] = HessianAnswer(request.evaluate(hessian), time.perf_counter() - begin)
+        return answers
+
+    def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> tuple[float, float]:
+        """Return max_i ‖∇²f(θ; x_i)‖₂ over the first samples of the probe, and its residual."""
+        function = self._function
+        batch_stats = function.independent_stats
+        largest = torch.zeros(2, dtype=torch.float64)
+        with function.measuring():
+            predictor = Predictor(function.model, function.predict)
+            for batch in function.batches:
+                if not batch.counts or batch.first >= samples:
+                    continue
+                # The whole batch, not only the samples asked for: a BatchNorm may use its statistics.
+                result = predictor_hessian(
+                    predictor,
+                    function.on_device(batch),
+                    tol=tol,
+                    max_hvps=max_hvps,
+                    batch_stats=batch_stats,
+                    first=samples - batch.first,
+                )
+                top = int(result.norms.argmax())
+                found = torch.tensor([float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64)
+                largest = max(largest, found, key=lambda pair: float(pair[0]))
+        pairs = torch.zeros(function.processes.count, 2, dtype=torch.float64)
+        pairs[function.processes.rank] = largest
+        pairs = function.processes.sum(pairs)
+        norm, residual = pairs[pairs[:, 0].argmax()].tolist()
+        return norm, residual

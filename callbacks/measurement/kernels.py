@@ -1,0 +1,78 @@
+"""The tangent kernel on the first samples of the probe."""
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction, default_predict
+from lightning_normtheory.model.batches import SampleBatch
+from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
+from lightning_normtheory.ntk.rank import fingerprint_samples
+from lightning_normtheory.ntk.result import Outputs, TangentKernel
+
+__all__ = ["Kernels", "Predictor"]
+
+# Above this number of samples, the matrices of the single layers are not kept.
+_SAMPLES_WITH_LAYERS = 512
+
+
+class Predictor(nn.Module):
+    """A module whose forward pass applies ``predict`` to a batch."""
+
+    def __init__(self, module: nn.Module, predict: BatchFunction) -> None:
+        super().__init__()
+        self.module = module
+        self._predict = predict
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._predict(self.module, batch)
+
+
+class Kernels:
+    """Tangent kernels of one epoch, each computed once."""
+
+    def __init__(self, function: MeasuredFunction) -> None:
+        self._function = function
+        self._found: dict[tuple[int, Outputs], TangentKernel] = {}
+
+    def tangent_kernel(self, samples: int, outputs: Outputs) -> TangentKernel:
+        """Return the kernel of the first samples of the probe. Every process runs all of them forward, since a kernel
+        is about pairs, and computes its share of the rows."""
+        key = (samples, outputs)
+        if key not in self._found:
+            self._found[key] = self._compute(samples, outputs)
+        return self._found[key]
+
+    def _compute(self, samples: int, outputs: Outputs) -> TangentKernel:
+        function = self._function
+        with function.measuring():
+            found = tangent_kernel_of_batches(
+                Predictor(function.model, function.predict),
+                [
+                    SampleBatch(function.on_device(batch), batch.samples, asked)
+                    for batch, asked in function.first(samples)
+                ],
+                outputs=outputs,
+                batch_stats=function.independent_stats,
+                layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
+                seen=self._inputs(samples),
+                processes=function.processes,
+            )
+        return dataclasses.replace(
+            found,
+            one_by_one=tuple(name.removeprefix("module.") for name in found.one_by_one),
+            layers={f"{name}.".removeprefix("module.").strip("."): x for name, x in found.layers.items()},
+        )
+
+    def fingerprint(self, samples: int) -> int:
+        """Return a number that identifies the first samples of the probe."""
+        first = self._function.first(samples)
+        return fingerprint_samples((SampleBatch(batch.data, batch.samples, asked).first, asked) for batch, asked in first)
+
+    def _inputs(self, samples: int) -> list[SampleBatch] | None:
+        """Return the inputs of the first samples without their labels; ``None`` if the predictor is the user's."""
+        if self._function.predict is not default_predict:
+            return None
+        first = [(batch.data, batch.samples, asked) for batch, asked in self._function.first(samples)]
+        return [SampleBatch(data[0] if isinstance(data, (tuple, list)) else data, n, asked) for data, n, asked in first]
