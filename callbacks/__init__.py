@@ -1,4 +1,22 @@
-"""Lightning callbacks that stream the diagnostics to any logger, W&B among them."""
+"""Lightning callbacks that log the diagnostics to every logger of the trainer, W&B among them.
+
+What one epoch does:
+
+1. Lightning calls ``on_train_epoch_end`` of the callback (`engine.base`). If the epoch is due, and within the time
+   budget (`engine.budget`), the callback measures.
+2. It creates the measurement of the epoch (`measurement.epoch`): the trained function (`measurement.function`) on fixed
+   samples (`measurement.probe`), and parts for curvature, kernels and theory. Nothing is computed yet.
+3. Each diagnostic (`engine.diagnostic`; one or two in each public module here) asks the measurement for quantities. The
+   measurement computes each one once, with functions of the theory rooms, and restores the model, the random generators
+   and the trainer afterwards. The diagnostic returns metrics: names and numbers. If it fails, the callback warns once
+   and logs NaN.
+4. The callback logs the metrics through ``pl_module.log`` (`engine.reporting`), which reaches every logger,
+   EarlyStopping and ModelCheckpoint, and appends a row to ``normtheory.jsonl`` (`output.run_file`).
+5. A checkpoint stores probe indices, the state of each diagnostic and how far the fit is (`engine.lifecycle`).
+
+At fit start the callback checks the setup (`engine.checks`), and before the first step the diagnostics measure what they
+compare with later. At fit end `output.fit_end` prints a table.
+"""
 
 from lightning_normtheory.callbacks.batchnorm_theory import BatchNormTheory
 from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCertificate

@@ -1,1 +1,11 @@
-"""What every callback does: hooks, schedule, state, errors."""
+"""What every callback does: hooks, schedule, state, errors.
+
+* `base`: `DiagnosticCallback`, the base of every callback: Lightning's hooks, schedule, probe, state.
+* `reporting`: what a callback sends to the loggers, the run's file and the terminal.
+* `diagnostic`: `Diagnostic`, the interface of one quantity.
+* `lifecycle`: how far a fit is.
+* `budget`: the time spent on measuring, and its limit ``max_overhead``.
+* `checks`: errors in the setup, found at fit start.
+* `state`: helpers for the checkpoint.
+* `host`: the callback class of every Lightning package that is installed.
+"""

@@ -287,7 +287,7 @@ class DiagnosticCallback(ReportingCallback):
         return measured
 
     def _progress(self, trainer: Trainer) -> MeasurementProgress:
-        return MeasurementProgress(trainer, len(self._active), self.prefix, partial(self._warn_once, "progress"))
+        return MeasurementProgress(trainer, self.prefix, partial(self._warn_once, "progress"))
 
     def _guarded(
         self, diagnostic: Diagnostic, measurement: EpochMeasurement, action: Callable[[EpochMeasurement], Any]

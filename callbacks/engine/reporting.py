@@ -3,7 +3,6 @@
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pytorch_lightning import LightningModule, Trainer
@@ -14,7 +13,6 @@ from lightning_normtheory.callbacks.engine.host import HostCallback
 from lightning_normtheory.callbacks.engine.lifecycle import FitState
 from lightning_normtheory.callbacks.output import run_file, wandb
 from lightning_normtheory.callbacks.output.fit_end import conclude
-from lightning_normtheory.callbacks.output.progress_bar import clear_line
 from lightning_normtheory.measuring.processes import FailedElsewhereError, Processes
 from lightning_normtheory.measuring.snapshot import Snapshot
 
@@ -79,7 +77,6 @@ class ReportingCallback(HostCallback):
     def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
         if key not in self._fit.warned:
             self._fit.warned.add(key)
-            clear_line()
             warn(message)
 
     def _tell_failure(self, name: str, error: Exception, processes: Processes) -> None:
@@ -90,8 +87,8 @@ class ReportingCallback(HostCallback):
         if isinstance(error, FailedElsewhereError):
             self._warn_once(name, message)
             return
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        where = f"{frame.f_globals.get('__name__', frame.f_code.co_filename)}, line {line}"
         if processes.count > 1:
             where += f", process {processes.rank}"
         # rank_zero_warn would keep quiet in the one process that knows the reason.

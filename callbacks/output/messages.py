@@ -1,21 +1,20 @@
-"""Words for the terminal, where no progress bar writes over them."""
+"""Messages for the terminal that no progress bar overwrites."""
 
 from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
-from lightning_normtheory.callbacks.output.progress_bar import bar_kind, clear_line
+from lightning_normtheory.callbacks.output.progress_bar import bar_kind
 
 __all__ = ["say", "warn"]
 
 
 def say(trainer: Trainer, text: str) -> None:
-    """Print a text above the bar, if there is one; else it is a message in Lightning's log. Never fails."""
+    """Print a text above the bar; without a bar, write it to Lightning's log. Never fails."""
     try:
-        clear_line()
         _above(trainer.progress_bar_callback, bar_kind(trainer), text)
-    except Exception:  # noqa: BLE001  # a user's own bar, a terminal without ‖: the log takes both
+    except Exception:  # noqa: BLE001  # a user's own bar, or a terminal that cannot print ‖
         rank_zero_info(text)
 
 
@@ -29,6 +28,5 @@ def _above(bar: Any, kind: str | None, text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """A warning, in the first process."""
-    clear_line()
+    """Warn, in the first process only."""
     rank_zero_warn(text)

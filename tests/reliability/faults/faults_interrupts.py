@@ -22,8 +22,7 @@ from lightning_normtheory.callbacks import (
     RademacherBound,
     RSCRatio,
 )
-from lightning_normtheory.callbacks.output import progress_bar
-from lightning_normtheory.measuring import snapshot
+from lightning_normtheory.measuring import progress, snapshot
 
 from reliability.faults.fault_runs import Comparison, Run, check_readable, compare_training, fit
 from reliability.outcome import Outcome
@@ -49,8 +48,7 @@ def machinery() -> dict[str, Any]:
         "compiler stance": _stance(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warnings": list(warnings.filters),
-        "ticks": progress_bar._listener.get(),
-        "progress": progress_bar._current.get(),
+        "ticks": progress._listener.get(),
     }
 
 
@@ -134,7 +132,7 @@ def interrupted_bare(net: str) -> Run:
 @cache
 def number_of_ticks(ours: Callable[[], pl.Callback], net: str) -> int:
     counter = Armed()
-    with progress_bar.listening(counter):
+    with progress.listening(counter):
         fit(Path(mkdtemp()), [ours()], module=partial(Classifier, net), users=[counter], epochs=EPOCH + 1)
     return counter.count
 
@@ -142,7 +140,7 @@ def number_of_ticks(ours: Callable[[], pl.Callback], net: str) -> int:
 def at_tick(folder: Path, ours: Callable[[], pl.Callback], part: float, net: str = "wn") -> Outcome:
     """After a part of the signs of life of one measurement."""
     at = 1 + round(part * (number_of_ticks(ours, net) - 1))
-    return interrupted(folder, ours, net, Armed(at), progress_bar.listening)
+    return interrupted(folder, ours, net, Armed(at), progress.listening)
 
 
 @contextmanager

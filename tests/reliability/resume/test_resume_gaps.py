@@ -81,7 +81,7 @@ def test_where_no_epoch_is_left_the_missing_one_is_named(tmp_path):
         fit(tmp_path / "second", [RSCRatio(on_error="raise")], 2, checkpoint)
     messages = [str(each.message) for each in caught if "has not measured" in str(each.message)]
     assert len(messages) == 1
-    assert messages[0].startswith("RSCRatio has not measured epoch 1: the checkpoint is from its last step")
+    assert messages[0].startswith("RSCRatio has not measured epoch 1: the checkpoint was saved at its last step")
 
 
 def test_a_run_that_was_measured_to_its_end_has_nothing_to_name(tmp_path):
