@@ -15,7 +15,7 @@ from pytorch_lightning import Trainer
 
 from lightning_normtheory.callbacks.output import run_file
 from lightning_normtheory.measuring.rng import isolated_rng
-from lightning_normtheory.record.metrics import find
+from lightning_normtheory.record.metrics import find_metric
 
 __all__ = ["define", "describe", "log_layer_table"]
 
@@ -41,7 +41,7 @@ def define(trainer: Trainer, names: Mapping[str, str]) -> None:
             logged = _as_logged(logger, name)
             if logged not in known and "*" not in logged:  # a layer can be called anything; a star makes a pattern
                 logger.experiment.define_metric(
-                    logged, step_metric=_as_logged(logger, "epoch"), summary=find(bare).summary
+                    logged, step_metric=_as_logged(logger, "epoch"), summary=find_metric(bare).summary
                 )
                 known.add(logged)
 

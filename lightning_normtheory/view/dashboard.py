@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_normtheory.record.metrics import find
+from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.view.panels import HEADLINES, PANELS, SECTIONS, Panel
 
 __all__ = ["DashboardError", "save", "specification", "workspace"]
@@ -123,7 +123,7 @@ def _plot(panel: Panel, prefix: str) -> Any:
     """A starred metric stands for names that only a run knows; its panel has one expression for all its lines."""
     names = [_full_name(line.metric, prefix) for line in panel.lines]
     starred = any("*" in name for name in names)
-    symbols = " · ".join(dict.fromkeys(find(line.metric).symbol for line in panel.lines))
+    symbols = " · ".join(dict.fromkeys(find_metric(line.metric).symbol for line in panel.lines))
     return _reports().LinePlot(
         title=panel.title,
         x="epoch",
@@ -144,7 +144,8 @@ def _own_plots() -> list[Any]:
 def _headlines(prefix: str) -> list[Any]:
     """The last value of each: the summary also has an extreme."""
     return [
-        _reports().ScalarChart(title=find(name).symbol, metric=f"{_full_name(name, prefix)}.last") for name in HEADLINES
+        _reports().ScalarChart(title=find_metric(name).symbol, metric=f"{_full_name(name, prefix)}.last")
+        for name in HEADLINES
     ]
 
 

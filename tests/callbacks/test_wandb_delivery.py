@@ -11,7 +11,7 @@ import pytest
 import torch
 import wandb.cli.cli as wandb_cli
 
-from lightning_normtheory.record.metrics import find
+from lightning_normtheory.record.metrics import find_metric
 
 import support
 from support.lit import rows
@@ -58,7 +58,9 @@ def assert_delivered(run, folder, epochs):
     for row in arrived:
         assert of_ours(row) == pytest.approx(written[row["epoch"]], rel=1e-6, nan_ok=True)  # logged in float32
     for name in written[0]:
-        assert run.metrics[name] == {"step_metric": "epoch", "summary": find(bare(name)).summary.split(",")}, name
+        assert run.metrics[name] == {"step_metric": "epoch", "summary": find_metric(bare(name)).summary.split(",")}, (
+            name
+        )
     patterns = [name for name in run.metrics if "*" in name]
     assert patterns == ["*"] or (not TODAYS_CLIENT and not patterns)  # Lightning's own, which older clients do not send
 

@@ -1,5 +1,6 @@
-"""The list of metrics against what the callbacks log, the panels, the docstrings and the page of the docs."""
+"""The declarations of the metrics against what the callbacks log, the panels, the docstrings and the docs."""
 
+import re
 import tempfile
 from collections import Counter
 from fnmatch import fnmatchcase
@@ -11,8 +12,9 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory.callbacks import DiagnosticCallback, HessianTopEigenvalue, NormTheory, batchnorm_theory
-from lightning_normtheory.record.metrics import METRICS, Metric, find
+from lightning_normtheory import callbacks
+from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, batchnorm_theory
+from lightning_normtheory.record.metrics import METRICS, MetricInfo, find_metric
 from lightning_normtheory.view.panels import PANELS, SECTIONS
 
 import metrics_table
@@ -45,10 +47,10 @@ def long_directions():
     return net
 
 
-def fit(callbacks, module, train, validation=None):
+def fit(added, module, train, validation=None):
     """The names that two epochs log, without prefix; the loggers get what the file has."""
     folder = Path(tempfile.mkdtemp(dir="."))
-    made = trainer(callbacks, max_epochs=2, default_root_dir=folder)
+    made = trainer(added, max_epochs=2, default_root_dir=folder)
     made.fit(module, train, validation)
     written = {name for row in rows(folder).values() for name in row}
     assert written >= {name for name in made.callback_metrics if name.startswith("normtheory")}
@@ -118,7 +120,7 @@ def matching(name):
 def test_every_logged_name_is_one_metric(logged, case):
     assert len(logged[case]) > 10
     for name in logged[case]:
-        assert [metric.name for metric in matching(name)] == [find(name).name], name
+        assert [metric.name for metric in matching(name)] == [find_metric(name).name], name
 
 
 def test_every_metric_is_logged(logged):
@@ -140,8 +142,9 @@ def test_each_case_has_what_it_is_there_for(logged):
 
 
 def test_an_unknown_name_stands_for_itself():
-    assert find("no_metric_of_ours") == Metric("no_metric_of_ours", "no_metric_of_ours", "", "last")
-    assert find("hessian_edge__") == Metric("hessian_edge__", "hessian_edge__", "", "last")
+    for name in ("no_metric_of_ours", "hessian_edge__"):
+        assert find_metric(name) == MetricInfo(name, name, "", "")
+        assert find_metric(name).summary == "last"
 
 
 def test_the_list_is_well_formed():
@@ -151,15 +154,20 @@ def test_the_list_is_well_formed():
         assert metric.meaning, metric.name
         assert metric.summary in ("last", "min,last", "max,last")
         assert metric.name.count("*") == metric.name.endswith("__*")
-        assert find(metric.name.replace("*", "net_0")) is metric
+        assert (metric.kind == "flag") == metric.meaning.startswith(("1 if ", "1 in ", "1 while ")), metric.name
+        assert (metric.kind == "seconds") == metric.name.endswith("seconds"), metric.name
+        assert find_metric(metric.name.replace("*", "net_0")) is metric
 
 
 # -- the panels --------------------------------------------------------------------------------------------------------
 
 
-def test_every_metric_is_in_a_panel_and_every_line_is_a_metric():
-    lines = {line.metric for panel in PANELS for line in panel.lines}
-    assert lines ^ {metric.name for metric in METRICS} == set()
+def test_every_metric_is_in_the_panels_it_names_and_every_line_is_a_metric():
+    keys = {panel.key for panel in PANELS}
+    assert [metric.name for metric in METRICS if metric.panel not in keys or metric.also_in not in {"", *keys}] == []
+    lines = {(panel.key, line.metric) for panel in PANELS for line in panel.lines}
+    named = {(key, metric.name) for metric in METRICS for key in (metric.panel, metric.also_in) if key}
+    assert lines == named
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -171,6 +179,7 @@ def test_every_logged_name_is_in_a_panel(logged, case):
 def test_panels_are_in_known_sections_with_titles_of_their_own():
     assert {panel.section for panel in PANELS} == set(SECTIONS)
     assert [key for key, n in Counter((panel.section, panel.title) for panel in PANELS).items() if n > 1] == []
+    assert [key for key, n in Counter(panel.key for panel in PANELS).items() if n > 1] == []
     for panel in PANELS:
         assert panel.lines, panel.title
         assert panel.about, panel.title
@@ -180,19 +189,30 @@ def test_panels_are_in_known_sections_with_titles_of_their_own():
 # -- the docs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_docstring_mentions_every_metric():
-    everywhere = (*metrics_table.CALLBACKS, DiagnosticCallback)
-    mentioned = set().union(*map(metrics_table.documented, everywhere))
-    assert [metric.name for metric in METRICS if metric.name not in mentioned] == []
-    assert {metric.name for metric in metrics_table.groups()["Every callback"]} == {"seconds", "skipped"}
+def mentioned(docstring):
+    """The metrics that a docstring names. After a name in full, ``…_rest`` stands for one that begins like it."""
+    last, found = "", set()
+    for layers, full, rest in re.findall(r"``(?:normtheory(_layers)?/(\w+)|…(\w+))``", docstring):
+        if full:
+            last = ("layers/" if layers else "") + re.sub("__(LAYER|GROUP)$", "__*", full)
+            found.add(last)
+        else:
+            ends = [at.start() for at in re.finditer("_|$", last)]
+            found |= {last[:end] + re.sub("__(LAYER|GROUP)$", "__*", rest) for end in ends}
+    return found
+
+
+@pytest.mark.parametrize("name", sorted({metric.callback for metric in METRICS}))
+def test_the_docstring_of_its_callback_mentions_every_metric(name):
+    classes = [name] if name else ["DiagnosticCallback", "MinWeightNorm"]  # every callback logs it: any may mention it
+    found = set().union(*(mentioned(getattr(callbacks, each).__doc__) for each in classes))
+    assert [metric.name for metric in METRICS if metric.callback == name and metric.name not in found] == []
 
 
 def test_a_docstring_that_says_less_is_noticed():
-    class Shorter:
-        """``normtheory/hessian_edge``, ``…_distance`` and ``normtheory_layers/weight_norm__LAYER``."""
-
+    docstring = "``normtheory/hessian_edge``, ``…_distance`` and ``normtheory_layers/weight_norm__LAYER``."
     expected = {"hessian_edge", "hessian_edge_distance", "layers/weight_norm__*"}
-    assert metrics_table.documented(Shorter) == expected
+    assert mentioned(docstring) & {metric.name for metric in METRICS} == expected
 
 
 def test_the_page_of_the_docs_is_up_to_date():

@@ -1,5 +1,6 @@
 """The workspace of W&B: what wandb-workspaces makes of it, and what the server receives from the real client."""
 
+import dataclasses
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
 from wandb_workspaces.workspaces import internal
 
-from lightning_normtheory.record.metrics import METRICS, find
+from lightning_normtheory.record.metrics import METRICS, find_metric
 from lightning_normtheory.view import dashboard
 from lightning_normtheory.view.dashboard import DashboardError
 from lightning_normtheory.view.panels import PANELS, SECTIONS
@@ -179,7 +180,7 @@ def test_details_come_last_in_their_section_and_the_others_fill_its_first_page(v
 
 
 def test_a_section_of_details_starts_closed(monkeypatch):
-    only = tuple(panel._replace(detail=True) for panel in PANELS if panel.section == "Kernel")
+    only = tuple(dataclasses.replace(panel, detail=True) for panel in PANELS if panel.section == "Kernel")
     monkeypatch.setattr(dashboard, "PANELS", only)
     opened = {section.name: section.is_open for section in dashboard.workspace("demo").sections}
     assert not opened["Kernel"]
@@ -192,7 +193,7 @@ def test_the_headlines_are_the_last_values_of_the_summary(views):
     section = views.only.sections["Overview"]
     charts = [panel["config"] for panel in section["panels"] if panel["viewType"] == "Scalar Chart"]
     assert {chart["metrics"][0] for chart in charts} == {f"{full(name)}.last" for name in HEADLINES}
-    assert all(find(name).summary.endswith("last") for name in HEADLINES)
+    assert all(find_metric(name).summary.endswith("last") for name in HEADLINES)
 
 
 def test_the_table_of_layers_is_in_its_section(views):

@@ -24,7 +24,7 @@ def history(*metrics, prefix="normtheory", settings=({"probe": 512},), **others)
 
 
 def cells(text, label):
-    """What stands in the line of a quantity: its numbers, and what is beside them."""
+    """What stands in the line of a quantity: its numbers, and what the theory says."""
     (line,) = [line for line in text.splitlines() if line.startswith(label)]
     return re.split(r"\s{3,}", line)[1:]
 
@@ -63,7 +63,7 @@ def test_everything_at_once():
     first = {**FULL, "min_weight_norm": 0.5326, "hessian_lambda_max": 1.16, "generalization_gap": 0.0012}
     assert end_table(history(first, FULL, theorems=THEOREMS)).splitlines() == [
         "normtheory: 2 epochs measured on up to 512 samples, 3.1 s",
-        "                          first      last   beside",
+        "                          first      last   theory",
         "w_min                    0.5326    0.5330",
         "R = ‖∇L‖²/L              0.0229    0.0229",
         "α of strong convexity     -3.00     -3.00   no guarantee",
@@ -81,7 +81,7 @@ def test_everything_at_once():
 def test_what_was_not_measured_has_no_line():
     text = end_table(history({"rsc_ratio": 1.0}, {"rsc_ratio": 2.0}))
     assert [line.split("  ")[0] for line in text.splitlines()[2:]] == ["R = ‖∇L‖²/L"]
-    assert "beside" not in text
+    assert "   theory" not in text
     assert "theorems" not in text
 
 
@@ -94,7 +94,7 @@ def test_nothing_measured_gives_nothing():
 def test_one_epoch_is_one_column():
     text = end_table(history({**FULL, "skipped": 0.0}))
     assert text.splitlines()[0].startswith("normtheory: 1 epoch measured on")
-    assert text.splitlines()[1].split() == ["epoch", "0", "beside"]
+    assert text.splitlines()[1].split() == ["epoch", "0", "theory"]
     assert cells(text, "w_min") == ["0.5330"]
     assert cells(text, "max ‖∇²f‖") == ["1.50", "H̄ = 40"]
 
@@ -127,11 +127,11 @@ def test_a_bound_that_says_something_is_not_called_vacuous():
 
 def test_nan_is_a_dash_with_a_word():
     text = end_table(history({"rsc_ratio": 1.0, "rademacher_bound": NAN}, {"rsc_ratio": NAN, "rademacher_bound": 1.0}))
-    assert cells(text, "R =") == ["1.00", "–", "NaN: a warning says why"]
+    assert cells(text, "R =") == ["1.00", "–", "NaN: see the warning"]
     assert cells(text, "Rademacher") == ["–", "1.00", "NaN at first"]
 
 
-def test_a_bound_that_is_nan_is_not_shown_beside():
+def test_a_bound_that_is_nan_is_not_shown():
     row = {"hessian_lambda_max": 1.0, "hessian_edge": NAN, "certificate_beta": NAN}
     assert cells(end_table(history(row)), "λ_max") == ["1.00"]
 
@@ -150,7 +150,7 @@ def test_what_came_once_is_the_last_value_only():
     assert len(text.splitlines()[-1]) == len(text.splitlines()[-2])
 
 
-def test_what_is_beside_belongs_to_the_epoch_of_the_last_value():
+def test_the_comparison_belongs_to_the_epoch_of_the_last_value():
     rows = {"hessian_lambda_max": 1.0, "hessian_edge": 5.0}, {"rsc_ratio": 1.0, "hessian_edge": 7.0}
     assert cells(end_table(history(*rows)), "λ_max") == ["1.00", "2/η = 5"]
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from lightning_normtheory.record.history import History, Row
 from lightning_normtheory.record.metrics import METRICS
 from lightning_normtheory.view.panels import PANELS
-from lightning_normtheory.view.readings import read_panel
+from lightning_normtheory.view.readings import READINGS, read_panel
 from lightning_normtheory.view.readings.phrases import number, percent, since, times, trend
 
-TITLES = {panel.title: panel for panel in PANELS}
+BY_KEY = {panel.key: panel for panel in PANELS}
 
 
 def history(optimizers=(), settings=(), **series):
@@ -27,11 +27,11 @@ def history(optimizers=(), settings=(), **series):
     return History(Path(), "demo", "normtheory", list(settings), optimizers=tuple(optimizers), rows=rows)
 
 
-def read(title, **kwargs):
-    return read_panel(TITLES[title], history(**kwargs))
+def read(key, **kwargs):
+    return read_panel(BY_KEY[key], history(**kwargs))
 
 
-EDGE = "Sharpness and the edge of stability"
+EDGE = "sharpness"
 
 
 @pytest.mark.parametrize(
@@ -71,49 +71,49 @@ def test_two_over_eta_is_no_limit_of_adam():
 
 
 @pytest.mark.parametrize(
-    ("title", "series", "finding", "mood"),
+    ("key", "series", "finding", "mood"),
     [
-        ("Loss on the probe", {"loss": [2.0, 1.0]}, "The loss has fallen.", "good"),
-        ("Loss on the probe", {"loss": [1.0, 2.0]}, "The loss has risen.", "bad"),
-        ("Loss on the probe", {"loss": [1.0, math.nan, 1.0]}, "The loss was not finite at times.", "bad"),
-        ("Loss on the probe", {"loss": [1.0, math.inf]}, "The loss is not finite.", "bad"),
-        ("Loss on the probe", {"loss": [1.0, math.nan]}, "L is not a number.", "bad"),
-        ("Smallest weight norm", {"min_weight_norm": [1.0, 0.5]}, "w_min has fallen.", "note"),
-        ("Smallest weight norm", {"min_weight_norm": [1.0, 1.001]}, "w_min is stable.", "good"),
+        ("loss", {"loss": [2.0, 1.0]}, "The loss has fallen.", "good"),
+        ("loss", {"loss": [1.0, 2.0]}, "The loss has risen.", "bad"),
+        ("loss", {"loss": [1.0, math.nan, 1.0]}, "The loss was not finite at times.", "bad"),
+        ("loss", {"loss": [1.0, math.inf]}, "The loss is not finite.", "bad"),
+        ("loss", {"loss": [1.0, math.nan]}, "L is not a number.", "bad"),
+        ("weight_norm", {"min_weight_norm": [1.0, 0.5]}, "w_min has fallen.", "note"),
+        ("weight_norm", {"min_weight_norm": [1.0, 1.001]}, "w_min is stable.", "good"),
         (
-            "Smallest weight norm",
+            "weight_norm",
             {"min_weight_norm": [1.0, 0.0]},
             "A weight vector has vanished or grown without limit.",
             "bad",
         ),
-        ("Smallest weight norm", {"min_weight_norm": [1.0]}, "w_min was measured once.", "note"),
+        ("weight_norm", {"min_weight_norm": [1.0]}, "w_min was measured once.", "note"),
         (
-            "α of restricted strong convexity",
+            "alpha",
             {"certificate_alpha": [-1.0, -2.0]},
             "α is negative: the theorem guarantees no rate.",
             "note",
         ),
-        ("α of restricted strong convexity", {"wn_alpha": [-1.0, 2.0]}, "α is positive at times.", "note"),
+        ("alpha", {"wn_alpha": [-1.0, 2.0]}, "α is positive at times.", "note"),
         (
-            "Smoothness: λ_max and its bound β",
+            "smoothness",
             {"hessian_lambda_max": [2.0], "certificate_beta": [9.0], "wn_beta": [5.0]},
             "The bound β holds.",
             "good",
         ),
         (
-            "Smoothness: λ_max and its bound β",
+            "smoothness",
             {"hessian_lambda_max": [2.0], "certificate_beta": [1.0]},
             "β is below λ_max, which the theory excludes.",
             "bad",
         ),
         (
-            "Least eigenvalue of the tangent kernel",
+            "kernel",
             {"ntk_lambda_min": [1e-9], "ntk_lambda_min_floor": [1e-8], "ntk_samples": [8.0]},
             "λ_min(K) cannot be told from zero.",
             "bad",
         ),
         (
-            "Least eigenvalue of the tangent kernel",
+            "kernel",
             {
                 "ntk_lambda_min": [1.0],
                 "ntk_lambda_min_floor": [1e-8],
@@ -123,48 +123,48 @@ def test_two_over_eta_is_no_limit_of_adam():
             "λ_min(K) is below DGM's threshold.",
             "bad",
         ),
-        ("Change of the kernel", {"ntk_change_max": [0.02]}, "The kernel hardly changes.", "note"),
-        ("Change of the kernel", {"ntk_change_max": [0.02, 3.0]}, "The kernel changes much.", "note"),
+        ("change", {"ntk_change_max": [0.02]}, "The kernel hardly changes.", "note"),
+        ("change", {"ntk_change_max": [0.02, 3.0]}, "The kernel changes much.", "note"),
         (
-            "Generalization gap and its bounds",
+            "gap",
             {"generalization_gap": [0.1], "generalization_bound": [9e9], "generalization_bound_vacuous": [1.0]},
             "The generalization bound is vacuous.",
             "note",
         ),
         (
-            "Generalization gap and its bounds",
+            "gap",
             {"generalization_gap": [0.1], "generalization_bound": [0.01], "generalization_bound_vacuous": [0.0]},
             "The gap exceeds its bound.",
             "bad",
         ),
         (
-            "Loss on new samples and its bound",
+            "population",
             {"generalization_validation_loss": [1.0, 0.5, 0.6]},
             "The validation loss has passed its minimum.",
             "bad",
         ),
         (
-            "Smallest weight norm of each layer",
+            "layer_norms",
             {"layers__weight_norm__a": [1.0], "layers__weight_norm__b": [0.5]},
             "b has the smallest weight vector.",
             "note",
         ),
         (
-            "Way of the hidden weights",
+            "distance_v",
             {"batchnorm_displacement_v": [1.0, 3.0], "batchnorm_radius_v": [2.0, 2.0]},
             "The weights are beyond the theorem's radius.",
             "note",
         ),
         (
-            "Mean gradient of the outputs",
+            "mean_gradient",
             {"mean_predictor_grad_norm_sq": [1.0], "rsc_threshold": [0.5]},
             "‖ḡ‖² is above RSC's threshold.",
             "good",
         ),
     ],
 )
-def test_findings(title, series, finding, mood):
-    reading = read(title, **series)
+def test_findings(key, series, finding, mood):
+    reading = read(key, **series)
     assert (reading.finding, reading.mood) == (finding, mood)
 
 
@@ -172,20 +172,20 @@ EVERY_EPOCH = {"seconds": [0.1] * 4}  # of a run with four measured epochs
 
 
 @pytest.mark.parametrize(
-    ("title", "series"),
+    ("key", "series"),
     [
-        ("Conditions that hold", {"certificate_ntk": [1.0, 1.0]}),
-        ("α of restricted strong convexity", {"certificate_alpha": [-1.0, -1.0]}),
-        ("Condition number", {"ntk_condition_number": [9.0, 9.0]}),
+        ("conditions", {"certificate_ntk": [1.0, 1.0]}),
+        ("alpha", {"certificate_alpha": [-1.0, -1.0]}),
+        ("condition_number", {"ntk_condition_number": [9.0, 9.0]}),
     ],
 )
-def test_what_is_no_longer_measured_is_not_read_as_if_it_were_now(title, series):
-    reading = read(title, **series, **EVERY_EPOCH)
+def test_what_is_no_longer_measured_is_not_read_as_if_it_were_now(key, series):
+    reading = read(key, **series, **EVERY_EPOCH)
     assert reading.finding.endswith("is no longer measured.")
     assert "in epoch 1" in reading.text
 
 
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: f"{panel.section}-{panel.title}")
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.key)
 def test_a_run_that_ends_in_nan_is_never_read_as_good(panel):
     lines = {line.metric.replace("*", "a"): [0.5, 0.25, math.nan] for line in panel.lines}
     rows = [Row(epoch, 0, float(epoch), {name: v[epoch] for name, v in lines.items()}, {}) for epoch in range(3)]
@@ -198,35 +198,33 @@ def test_what_is_measured_every_third_epoch_is_not_missed():
     for epoch in (2, 5):
         rows[epoch].metrics["ntk_change_max"] = 0.02
     run = History(Path(), "demo", "normtheory", rows=rows)
-    assert read_panel(TITLES["Change of the kernel"], run).finding == "The kernel hardly changes."
+    assert read_panel(BY_KEY["change"], run).finding == "The kernel hardly changes."
 
 
 def test_only_values_of_one_epoch_are_compared():
     """λ_max of every epoch, β of every second one, has grown above the β of before; and so has ‖∇²f‖."""
-    beta = read("Smoothness: λ_max and its bound β", hessian_lambda_max=[1.0, 9.0], certificate_beta=[5.0])
+    beta = read("smoothness", hessian_lambda_max=[1.0, 9.0], certificate_beta=[5.0])
     assert beta.finding == "The bound β holds."
-    norm = read("The predictor's Hessian and its bounds", predictor_hessian_norm=[1.0, 9.0], wn_hessian_bound=[5.0])
+    norm = read("predictor", predictor_hessian_norm=[1.0, 9.0], wn_hessian_bound=[5.0])
     assert norm.finding == "The bound of ‖∇²f‖ holds."
-    rate = read(
-        "Rate per step: measured and guaranteed", certificate_rate_measured=[0.9, 0.9], certificate_own_rate=[0.997]
-    )
+    rate = read("rate", certificate_rate_measured=[0.9, 0.9], certificate_own_rate=[0.997])
     assert "guaranteed" not in rate.text
 
 
 def test_neither_part_carries_what_both_have_not():
     parts = {"ntk_direction_lambda_min": [-1e-12], "ntk_length_lambda_min": [-2e-12]}
-    reading = read("Length and direction: least eigenvalues", **parts)
+    reading = read("parts", **parts)
     assert reading.finding == "Neither part is positive definite by itself."
 
 
 def test_conditions_are_named_on_both_sides():
-    reading = read("Conditions that hold", certificate_rsc=[0.0], certificate_ntk=[1.0])
+    reading = read("conditions", certificate_rsc=[0.0], certificate_ntk=[1.0])
     assert reading.text == "Holds now: kernel positive definite. Does not hold: restricted strong convexity."
 
 
 def test_which_kernel_is_positive_definite():
     series = {"ntk_lambda_min": [1.0], "ntk_lambda_min_floor": [1e-8], "ntk_samples": [8.0]}
-    panel = "Least eigenvalue of the tangent kernel"
+    panel = "kernel"
     averaged = read(panel, settings=[{"ntk_outputs": "trace"}], **series)
     full = read(panel, settings=[{"ntk_outputs": "full"}], **series)
     assert averaged.finding == "The kernel, averaged over the outputs, is positive definite."
@@ -237,12 +235,16 @@ def test_which_kernel_is_positive_definite():
 
 
 def test_flags_are_counted_and_values_are_not():
-    assert read("Converged", hessian_lambda_max_converged=[1.0, 0.0]).text == "λ_max converged in 1 of 2 epochs."
-    shift = read("Assumptions about the data and the shift", batchnorm_shift=[0.0, 0.0])
+    assert read("converged", hessian_lambda_max_converged=[1.0, 0.0]).text == "λ_max converged in 1 of 2 epochs."
+    shift = read("bn_assumptions", batchnorm_shift=[0.0, 0.0])
     assert shift.text == "shift has hardly moved: 0 at first, 0 at last."
 
 
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: f"{panel.section}-{panel.title}")
+def test_every_reading_belongs_to_a_panel():
+    assert READINGS.keys() - BY_KEY.keys() == set()
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.key)
 def test_every_panel_has_a_reading_and_no_run_no_reading(panel):
     lines = {line.metric.replace("*", "a"): [0.5, 0.25] for line in panel.lines}
     rows = [Row(epoch, 0, float(epoch), {name: v[epoch] for name, v in lines.items()}, {}) for epoch in (0, 1)]

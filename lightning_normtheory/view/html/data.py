@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.metrics import find
-from lightning_normtheory.view.panels import PANELS, Line, Panel, Role
+from lightning_normtheory.record.metrics import Role, find_metric
+from lightning_normtheory.view.panels import PANELS, Line, Panel
 
 __all__ = ["Curve", "Plot", "color", "embedded", "own_plots", "plots", "series"]
 
@@ -63,7 +63,7 @@ def plots(histories: Sequence[History]) -> list[Plot]:
     several = len(histories) > 1
     found = []
     for panel in PANELS:
-        lines = [(name, line.role) for line in panel.lines for name in names if find(name).name == line.metric]
+        lines = [(name, line.role) for line in panel.lines for name in names if find_metric(name).name == line.metric]
         if lines:
             found.append(_plot(panel, lines, several))
     return found
@@ -89,7 +89,7 @@ def own_plots(histories: Sequence[History]) -> list[Plot]:
 
 
 def _own_panel(title: str, names: Iterable[str], scale: Any, about: str) -> Panel:
-    return Panel("Overview", title, tuple(Line(USERS + name) for name in names), scale, about)
+    return Panel("", "Overview", title, scale, about, lines=tuple(Line(USERS + name) for name in names))
 
 
 def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plot:
@@ -102,7 +102,7 @@ def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plo
         # Only where colors tell runs apart must dashes tell apart two lines of one kind.
         variant = next(counters[kind]) % _DASHES if several and not layers else 0
         own = color(i, len(lines)) if layers or not several else ""
-        curves.append(Curve(name, _label(name), find(name).meaning, f"{kind}-{variant}", own))
+        curves.append(Curve(name, _label(name), find_metric(name).meaning, f"{kind}-{variant}", own))
     return Plot(panel, tuple(curves), layers)
 
 
@@ -112,7 +112,7 @@ def _label(name: str) -> str:
         >>> _label("hessian_lambda_max"), _label("hessian_edge__head"), _label("layers/weight_norm__net_0")
         ('λ_max', '2/η, head', 'net_0')
     """
-    metric = find(name)
+    metric = find_metric(name)
     if "*" not in metric.name:
         return metric.symbol.removeprefix(USERS)
     which = name.removeprefix(metric.name.removesuffix("*"))

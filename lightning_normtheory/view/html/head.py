@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_normtheory.record.grouping import named
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.metrics import find
+from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.view.html.data import Plot, series
 from lightning_normtheory.view.html.markup import Html, element
 from lightning_normtheory.view.html.panels import Runs, findings, mood_mark, said_of, span
@@ -76,9 +76,9 @@ def _values(settings: Iterable[Mapping[str, Any]], key: str) -> str:
 def cards(shown: Sequence[Plot], runs: Runs) -> Html:
     """The five numbers: the last value, a place for a small plot, and the reading."""
     found = []
-    for key, panel_title in HEADLINES.items():
+    for key in HEADLINES:
         for position, plot in enumerate(shown):
-            if plot.panel.title == panel_title and any(curve.key == key for curve in plot.curves):
+            if plot.panel.key == find_metric(key).panel and any(curve.key == key for curve in plot.curves):
                 found.append(_card(key, position, plot, runs))
     return element("div", *found, class_="cards") if found else Html("")
 
@@ -95,7 +95,7 @@ def _card(key: str, position: int, plot: Plot, runs: Runs) -> Html:
         )
         for one in read
     ]
-    metric = find(key)
+    metric = find_metric(key)
     return element(
         "a",
         element("span", metric.symbol, class_="symbol"),

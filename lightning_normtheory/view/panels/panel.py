@@ -1,43 +1,52 @@
-"""A panel: lines over the epochs that are looked at together."""
+"""A panel: lines over the epochs that belong together."""
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["HOLDS", "Line", "Panel", "Role"]
+from lightning_normtheory.record.metrics import METRICS, Role
 
-# What a panel of ones and zeros is about.
+__all__ = ["HOLDS", "Line", "Panel", "declared_lines"]
+
+# Explains a panel of flags.
 HOLDS = "1 where it holds, 0 where it does not."
-
-Role = Literal["measured", "upper", "lower", "limit", "floor"]
 
 
 class Line(NamedTuple):
-    """A metric in a panel.
-
-    Args:
-        metric: its name without prefix, as in `METRICS`.
-        role: what it is to the others: what is measured, an upper or lower bound of that, a limit that it may cross, or
-            the floor below which it means nothing.
-    """
+    """A metric in a panel, by its name without prefix, and how it is drawn."""
 
     metric: str
     role: Role = "measured"
 
 
-class Panel(NamedTuple):
+@dataclass(frozen=True)
+class Panel:
     """Lines over the epochs.
 
     Args:
+        key: what metrics and readings name it by.
         section: one of `SECTIONS`.
         title: a few words.
-        lines: what is drawn.
         scale: of the vertical axis.
-        about: what can be seen here, in a sentence.
-        detail: whether it is for those who look closer.
+        about: one or two sentences on what the panel shows.
+        detail: whether the report and the dashboard hide it at first.
+        lines: what is drawn, measured metrics first. `PANELS` takes them from the declarations of the metrics.
     """
 
+    key: str
     section: str
     title: str
-    lines: tuple[Line, ...]
     scale: Literal["log", "linear"]
     about: str
     detail: bool = False
+    lines: tuple[Line, ...] = ()
+
+
+def declared_lines(key: str) -> tuple[Line, ...]:
+    """Return the metrics that are declared for a panel: measured ones first, else in the order of `METRICS`.
+
+    Example:
+        >>> declared_lines("rsc")
+        (Line(metric='rsc_ratio', role='measured'), Line(metric='certificate_ntk_ratio_bound', role='lower'))
+    """
+    lines = [Line(metric.name, metric.role) for metric in METRICS if key in (metric.panel, metric.also_in)]
+    return tuple(sorted(lines, key=lambda line: line.role != "measured"))

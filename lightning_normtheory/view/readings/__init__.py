@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Mapping
 
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.metrics import find
+from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.view.panels import Panel
 from lightning_normtheory.view.readings import bounds, geometry, training
 from lightning_normtheory.view.readings.phrases import Reading, Severity, number, since, trend
 
-__all__ = ["Reading", "Severity", "read_panel"]
+__all__ = ["READINGS", "Reading", "Severity", "read_panel"]
 
-_READINGS: dict[str, Callable[[History], Reading | None]] = {
+READINGS: dict[str, Callable[[History], Reading | None]] = {
     **training.READINGS,
     **geometry.READINGS,
     **bounds.READINGS,
@@ -25,14 +25,14 @@ def read_panel(panel: Panel, history: History) -> Reading | None:
         >>> from pathlib import Path
         >>> from lightning_normtheory.record.history import Row
         >>> from lightning_normtheory.view.panels import PANELS
-        >>> panel = next(panel for panel in PANELS if panel.title == "Sharpness and the edge of stability")
+        >>> panel = next(panel for panel in PANELS if panel.key == "sharpness")
         >>> rows = [Row(e, e, 0.0, {"hessian_lambda_max": 4.0 + e, "hessian_edge": 5.5}, {}) for e in range(3)]
         >>> read_panel(panel, History(Path(), "demo", "normtheory", rows=rows)).finding
         'λ_max has crossed 2/η.'
     """
     if not history.rows:
         return None
-    read = _READINGS.get(panel.title, lambda history: _plain(panel, history))
+    read = READINGS.get(panel.key, lambda history: _plain(panel, history))
     return _broken(panel, history) or read(history)
 
 
@@ -41,7 +41,7 @@ def _broken(panel: Panel, history: History) -> Reading | None:
     name = next((line.metric for line in panel.lines if history.series(line.metric)), None)
     if name is None:
         return None
-    series, symbol = history.series(name), find(name).symbol
+    series, symbol = history.series(name), find_metric(name).symbol
     last = max(series)
     if _ended(series, history):
         text = f"{symbol} was {number(series[last])} in epoch {last}, and has not been measured since."
@@ -50,7 +50,7 @@ def _broken(panel: Panel, history: History) -> Reading | None:
     if start is None:
         return None
     if start == min(series):
-        if panel.title == "Rademacher complexity":  # which some networks do not have
+        if panel.key == "rademacher":  # which some networks do not have
             return None
         return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch.", "bad")
     before = max(epoch for epoch in series if epoch < start)
@@ -72,9 +72,8 @@ def _plain(panel: Panel, history: History) -> Reading | None:
     for line in panel.lines:
         series = history.series(line.metric)
         if series:
-            metric = find(line.metric)
-            is_flag = metric.meaning.startswith("1 ")
-            clauses.append(f"{metric.symbol} {_how_often(series) if is_flag else trend(series)}")
+            metric = find_metric(line.metric)
+            clauses.append(f"{metric.symbol} {_how_often(series) if metric.kind == 'flag' else trend(series)}")
     return Reading(panel.about, "; ".join(clauses) + ".") if clauses else None
 
 

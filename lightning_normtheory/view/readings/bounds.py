@@ -118,16 +118,16 @@ class _Way:
 
 
 READINGS: dict[str, Callable[[History], Reading | None]] = {
-    "Generalization gap and its bounds": _gap,
-    "Loss on new samples and its bound": _new_samples,
-    "Rademacher complexity": _rademacher,
-    "Smallest weight norm of each layer": _Layers("weight_norm", "smallest weight vector", smallest=True),
-    "Share of the tangent kernel": _Layers("ntk_share", "largest share of the kernel"),
-    "Share of the directions": _Layers("ntk_direction_share", "largest share of directions"),
-    "Share of the lengths": _Layers("ntk_length_share", "largest share of lengths"),
-    "ε_N of each BatchNorm": _Layers("batchnorm_epsilon", "largest ε_N"),
-    "ε_N": _epsilon,
-    "Margins at the start": _margins,
-    "Way of the output weights": _Way("u"),
-    "Way of the hidden weights": _Way("v"),
+    "gap": _gap,
+    "population": _new_samples,
+    "rademacher": _rademacher,
+    "layer_norms": _Layers("weight_norm", "smallest weight vector", smallest=True),
+    "layer_shares": _Layers("ntk_share", "largest share of the kernel"),
+    "layer_directions": _Layers("ntk_direction_share", "largest share of directions"),
+    "layer_lengths": _Layers("ntk_length_share", "largest share of lengths"),
+    "layer_epsilon": _Layers("batchnorm_epsilon", "largest ε_N"),
+    "epsilon": _epsilon,
+    "margins": _margins,
+    "distance_u": _Way("u"),
+    "distance_v": _Way("v"),
 }

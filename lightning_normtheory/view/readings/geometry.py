@@ -170,12 +170,12 @@ def _alignment(history: History) -> Reading | None:
 
 
 READINGS = {
-    "Sharpness and the edge of stability": _sharpness,
-    "The predictor's Hessian and its bounds": _predictor,
-    "Least eigenvalue of the tangent kernel": _least_eigenvalue,
-    "Length and direction: shares": _shares,
-    "Length and direction: least eigenvalues": _parts,
-    "Change of the kernel": _change,
-    "Condition number": _condition_number,
-    "Alignment with the labels": _alignment,
+    "sharpness": _sharpness,
+    "predictor": _predictor,
+    "kernel": _least_eigenvalue,
+    "shares": _shares,
+    "parts": _parts,
+    "change": _change,
+    "condition_number": _condition_number,
+    "alignment": _alignment,
 }

@@ -3,7 +3,7 @@
 import math
 
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.metrics import find
+from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.view.readings.phrases import Reading, number, percent, times, trend
 
 __all__ = ["READINGS"]
@@ -158,7 +158,7 @@ def _conditions(history: History) -> Reading | None:
     epochs = [row for row in history.rows if row.metrics.keys() & set(names)]
     if not epochs:
         return None
-    known = {find(name).symbol: epochs[-1].metrics[name] for name in names if name in epochs[-1].metrics}
+    known = {find_metric(name).symbol: epochs[-1].metrics[name] for name in names if name in epochs[-1].metrics}
     holds = [symbol for symbol, value in known.items() if value == 1]
     fails = [symbol for symbol, value in known.items() if value != 1]
     text = f"{'Holds' if len(holds) == 1 else 'Hold'} now: {', '.join(holds)}. " if holds else ""
@@ -192,20 +192,20 @@ def _cost(history: History) -> Reading | None:
 
 def _only(history: History, name: str, remark: str) -> Reading | None:
     series = history.series(name)
-    symbol = find(name).symbol
+    symbol = find_metric(name).symbol
     return Reading(remark, f"{symbol} {trend(series)}. {remark}") if series else None
 
 
 READINGS = {
-    "Loss on the probe": _loss,
-    "Smallest weight norm": _weight_norm,
-    "What measuring costs": _cost,
-    "Restricted strong convexity": _ratio,
-    "α of restricted strong convexity": _alpha,
-    "Smoothness: λ_max and its bound β": _beta,
-    "Rate per step: measured and guaranteed": _rate,
-    "Loss against the epoch before": _loss_ratio,
-    "Mean gradient of the outputs": _mean_gradient,
-    "The run's own step in units of 1/β": _step,
-    "Conditions that hold": _conditions,
+    "loss": _loss,
+    "weight_norm": _weight_norm,
+    "cost": _cost,
+    "rsc": _ratio,
+    "alpha": _alpha,
+    "smoothness": _beta,
+    "rate": _rate,
+    "loss_ratio": _loss_ratio,
+    "mean_gradient": _mean_gradient,
+    "omega": _step,
+    "conditions": _conditions,
 }

@@ -6,29 +6,21 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from lightning_normtheory.record.history import History
+from lightning_normtheory.record.metrics import METRICS, MetricInfo
 from lightning_normtheory.record.theorem_status import theorem_table
 
 __all__ = ["epoch_table", "legend", "theorems"]
 
 _ROWS = 20
-# metric: its column, and what that is
-_COLUMNS = {
-    "train_loss": ("train", "mean loss of the epoch"),
-    "val_loss": ("val", "loss on the validation set"),
-    "val_accuracy": ("acc", "accuracy on the validation set"),
-    "val_acc": ("acc", "accuracy on the validation set"),
-    "min_weight_norm": ("w_min", "smallest norm of a weight vector"),
-    "rsc_ratio": ("R", "‖∇L‖²/L on the probe"),
-    "mean_predictor_grad_norm_sq": ("‖ḡ‖²", "ḡ is the mean gradient of the outputs"),
-    "hessian_lambda_max": ("λ_max", "largest eigenvalue of the Hessian"),
-    "hessian_edge": ("2/η", "plain steps are stable while λ_max is below"),
-    "hessian_stability_limit": ("limit", "the optimizer's steps are stable while λ_max is below"),
-    "ntk_lambda_min": ("λ_min(K)", "of the tangent kernel, which is positive definite if that is > 0"),
-    "ntk_change_max": ("ΔK", "largest change of the tangent kernel since the start"),
-    "batchnorm_gamma_a": ("γ_a", "margin through the output weights, at the start"),
-    "batchnorm_gamma_c": ("γ_c", "margin through BatchNorm's scales, at the start"),
-}
-# Where both are there, the second is shown.
+_COLUMNS = (
+    # What runs usually log themselves, without a declaration.
+    MetricInfo("train_loss", "train", "mean training loss of the epoch", ""),
+    MetricInfo("val_loss", "val", "loss on the validation set", ""),
+    MetricInfo("val_accuracy", "acc", "accuracy on the validation set", ""),
+    MetricInfo("val_acc", "acc", "accuracy on the validation set", ""),
+    *(metric for metric in METRICS if metric.column),
+)
+# If a run has both, only the second is shown: a terminal has 80 columns.
 _INSTEAD = {
     "hessian_edge": "hessian_stability_limit",
     "ntk_change_max": "hessian_lambda_max",
@@ -47,7 +39,7 @@ def epoch_table(history: History) -> Table:
     """
     rows = _epochs(history)
     shown = _shown(rows)
-    table = Table("epoch", *(_COLUMNS[key][0] for key in shown), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table("epoch", *(metric.symbol for metric in shown), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     epochs = sorted(rows)
@@ -57,7 +49,7 @@ def epoch_table(history: History) -> Table:
         row = rows[epoch]
         table.add_row(
             str(epoch),
-            *(f"{row[key]:{'.5g' if key.endswith('norm') else '.3g'}}" if key in row else "–" for key in shown),
+            *(f"{row[metric.name]:.{metric.digits}g}" if metric.name in row else "–" for metric in shown),
         )
     return table
 
@@ -69,23 +61,19 @@ def legend(history: History) -> str:
         >>> from pathlib import Path
         >>> from lightning_normtheory.record.history import Row
         >>> legend(History(Path(), "demo", "normtheory", rows=[Row(0, 5, 0.0, {"rsc_ratio": 2.0}, {})]))
-        'R: ‖∇L‖²/L on the probe.'
+        'R: ratio ‖∇L‖²/L of restricted strong convexity, on the probe.'
     """
-    parts = (f"{name}: {meaning}" for name, meaning in map(_COLUMNS.__getitem__, _shown(_epochs(history))))
-    return "; ".join(parts) + "."
+    return "; ".join(f"{metric.symbol}: {metric.meaning}" for metric in _shown(_epochs(history))) + "."
 
 
 def _epochs(history: History) -> dict[int, dict[str, float]]:
     return {row.epoch: {**row.users, **row.metrics} for row in history.rows}
 
 
-def _shown(rows: Mapping[int, Mapping[str, float]]) -> list[str]:
-    """The columns that there is something for; of those that say nearly the same, one, for a terminal of 80 columns."""
-    shown = [key for key in _COLUMNS if any(key in row for row in rows.values())]
-    for key, better in _INSTEAD.items():
-        if key in shown and better in shown:
-            shown.remove(key)
-    return shown
+def _shown(rows: Mapping[int, Mapping[str, float]]) -> list[MetricInfo]:
+    """Return the columns that have a value."""
+    logged = {name for row in rows.values() for name in row}
+    return [metric for metric in _COLUMNS if metric.name in logged and _INSTEAD.get(metric.name) not in logged]
 
 
 def theorems(history: History) -> str:

@@ -1,4 +1,4 @@
-"""The table at the end of a fit: what was measured first and last, beside what the theory says of it."""
+"""The table at the end of a fit: first and last values, compared with the theory."""
 
 import math
 import unicodedata
@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from lightning_normtheory.record.history import History, Row
+from lightning_normtheory.record.metrics import METRICS
 
 __all__ = ["end_table"]
 
-_GAP, _INDENT = 3, 4
+_GAP, _INDENT, _MOST_DIGITS = 3, 4, 4
 Metrics = Mapping[str, float]
 
 
@@ -22,7 +23,7 @@ def end_table(history: History, width: int = 80) -> str:
         ...         Row(1, 18, 1.0, {"hessian_lambda_max": 8.97, "hessian_edge": 10.0, "seconds": 0.7}, {})]
         >>> print(end_table(History(Path(), "demo", "normtheory", [{"probe": 512}], rows=rows)))
         normtheory: 2 epochs measured on up to 512 samples, 1.2 s
-                               first   last   beside
+                               first   last   theory
         λ_max of the Hessian    1.16   8.97   2/η = 10
     """
     rows = [row for row in history.rows if row.metrics.keys() - {"skipped"}]
@@ -72,7 +73,7 @@ def _theorems(history: History) -> list[str]:
     return [f"{name}{notes[verdict]}" for name, verdict in names.items() if verdict in notes]
 
 
-def _beside_hessian(last: Metrics, history: History) -> Iterator[str]:
+def _compare_hessian(last: Metrics, history: History) -> Iterator[str]:
     momentum = "hessian_stability_limit" in last
     limit = last.get("hessian_stability_limit" if momentum else "hessian_edge")
     if limit is not None and not math.isnan(limit):
@@ -85,7 +86,7 @@ def _beside_hessian(last: Metrics, history: History) -> Iterator[str]:
         yield "not converged"
 
 
-def _beside_kernel(last: Metrics, _: History) -> Iterator[str]:
+def _compare_kernel(last: Metrics, _: History) -> Iterator[str]:
     value, floor = last["ntk_lambda_min"], last.get("ntk_lambda_min_floor", math.nan)
     if not math.isnan(floor):
         yield f"{'below ' if value <= floor else ''}floor {_number(floor)}"
@@ -94,19 +95,19 @@ def _beside_kernel(last: Metrics, _: History) -> Iterator[str]:
         yield f"{'below ' if value < threshold else ''}threshold {_number(threshold)}"
 
 
-def _beside_gap(last: Metrics, _: History) -> Iterator[str]:
+def _compare_gap(last: Metrics, _: History) -> Iterator[str]:
     bound = last.get("generalization_bound", math.nan)
     if not math.isnan(bound):
         vacuous = " (vacuous)" if last.get("generalization_bound_vacuous") == 1 else ""
         yield f"bound {_number(bound)}{vacuous}"
 
 
-def _beside_alpha(last: Metrics, _: History) -> Iterator[str]:
+def _compare_alpha(last: Metrics, _: History) -> Iterator[str]:
     if last["certificate_alpha"] <= 0:
         yield "no guarantee"
 
 
-def _beside_rate(last: Metrics, _: History) -> Iterator[str]:
+def _compare_rate(last: Metrics, _: History) -> Iterator[str]:
     guaranteed = last.get("certificate_own_rate", math.nan)
     if guaranteed < 1:
         yield f"guaranteed {_number(guaranteed)}"
@@ -117,53 +118,39 @@ def _value(symbol: str, name: str, last: Metrics) -> Iterator[str]:
         yield f"{symbol} = {_number(last[name])}"
 
 
-class _Kind(NamedTuple):
-    """A line of the table.
-
-    Args:
-        beside: what the theory says of the last value, from the metrics of that epoch.
-    """
-
-    label: str
-    metric: str
-    beside: Callable[[Metrics, History], Iterator[str]] = lambda last, _: iter(())
-    digits: int = 3
-
-
-_KINDS = (
-    _Kind("w_min", "min_weight_norm", digits=4),
-    _Kind("R = ‖∇L‖²/L", "rsc_ratio"),
-    _Kind("α of strong convexity", "certificate_alpha", _beside_alpha),
-    _Kind("L⁺/L per step", "certificate_rate_measured", _beside_rate, 4),
-    _Kind("λ_max of the Hessian", "hessian_lambda_max", _beside_hessian),
-    _Kind("max ‖∇²f‖", "predictor_hessian_norm", lambda last, _: _value("H̄", "certificate_hessian_bound", last)),
-    _Kind("λ_min of the kernel", "ntk_lambda_min", _beside_kernel),
-    _Kind("ΔK", "ntk_change_max"),
-    _Kind("ε_N of BatchNorm", "batchnorm_epsilon"),
-    _Kind("‖V−V₀‖", "batchnorm_displacement_v", lambda last, _: _value("radius", "batchnorm_radius_v", last)),
-    _Kind("generalization gap", "generalization_gap", _beside_gap),
-    _Kind("Rademacher bound", "rademacher_bound", lambda last, _: _value("max ‖x‖", "rademacher_x_norm", last)),
-)
+# Compare the last value with the theory, given the metrics of that epoch. Other rows have no comparison.
+_COMPARISONS: dict[str, Callable[[Metrics, History], Iterator[str]]] = {
+    "certificate_alpha": _compare_alpha,
+    "certificate_rate_measured": _compare_rate,
+    "hessian_lambda_max": _compare_hessian,
+    "predictor_hessian_norm": lambda last, _: _value("H̄", "certificate_hessian_bound", last),
+    "ntk_lambda_min": _compare_kernel,
+    "batchnorm_displacement_v": lambda last, _: _value("radius", "batchnorm_radius_v", last),
+    "generalization_gap": _compare_gap,
+    "rademacher_bound": lambda last, _: _value("max ‖x‖", "rademacher_x_norm", last),
+}
 
 
 class _Line(NamedTuple):
     label: str
     values: tuple[str, ...]
-    beside: list[str]
+    theory: list[str]
 
 
 def _lines(history: History, rows: list[Row]) -> list[_Line]:
-    """Those that there is a value for, with the first and the last one, or with one if there is but one epoch."""
+    """Return a line for each measured quantity: its first and last value, or one value if there is one epoch."""
     lines = []
-    for kind in _KINDS:
-        metrics = [row.metrics for row in rows if kind.metric in row.metrics]
-        if metrics:
-            first, last = (each[kind.metric] for each in (metrics[0], metrics[-1]))
-            beside = list(kind.beside(metrics[-1], history)) if not math.isnan(last) else ["NaN: a warning says why"]
+    for metric in METRICS:
+        values = [row.metrics for row in rows if metric.row and metric.name in row.metrics]
+        if values:
+            first, last = (each[metric.name] for each in (values[0], values[-1]))
+            compare = _COMPARISONS.get(metric.name, lambda last, _: iter(()))
+            theory = list(compare(values[-1], history)) if not math.isnan(last) else ["NaN: see the warning"]
             if math.isnan(first) and not math.isnan(last):
-                beside.append("NaN at first")
-            values = [_number(first, kind.digits) if len(metrics) > 1 else "", _number(last, kind.digits)]
-            lines.append(_Line(kind.label, tuple(values[-len(rows) :]), beside))
+                theory.append("NaN at first")
+            digits = min(metric.digits, _MOST_DIGITS)
+            cells = [_number(first, digits) if len(values) > 1 else "", _number(last, digits)]
+            lines.append(_Line(metric.row, tuple(cells[-len(rows) :]), theory))
     return lines
 
 
@@ -191,16 +178,16 @@ def _table(lines: list[_Line], rows: list[Row], width: int) -> list[str]:
     columns = [max(map(_width, column)) for column in zip(titles, *(line.values for line in lines))]
     label = max(_width(line.label) for line in lines)
     margin = label + sum(_GAP + column for column in columns) + _GAP
-    needed = max((_width(text) + 1 for line in lines for text in line.beside), default=0)
-    wide = width - margin >= needed  # otherwise what is beside stands below
-    head = [*titles, "beside"] if needed and wide else [*titles]
+    needed = max((_width(text) + 1 for line in lines for text in line.theory), default=0)
+    wide = width - margin >= needed  # else the comparisons go below their lines
+    head = [*titles, "theory"] if needed and wide else [*titles]
     laid_out = [_row("", label, head, columns)]
     for line in lines:
-        beside = _fold(_listed(line.beside, ","), width, margin if wide else _INDENT)
+        theory = _fold(_listed(line.theory, ","), width, margin if wide else _INDENT)
         cells = [*line.values]
-        if wide and beside:
-            cells.append(beside.pop(0).lstrip())
-        laid_out += [_row(line.label, label, cells, columns), *beside]
+        if wide and theory:
+            cells.append(theory.pop(0).lstrip())
+        laid_out += [_row(line.label, label, cells, columns), *theory]
     return laid_out
 
 

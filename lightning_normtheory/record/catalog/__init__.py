@@ -1,0 +1,1 @@
+"""Declarations of the metrics, a file for each callback."""

@@ -1,0 +1,65 @@
+"""Metrics of `BatchNormTheory`."""
+
+from functools import partial
+
+from lightning_normtheory.record.metric_info import MetricInfo
+
+_metric = partial(MetricInfo, callback="BatchNormTheory")
+_flag = partial(_metric, kind="flag", extreme="min")
+
+METRICS = (
+    _metric(
+        "batchnorm_epsilon",
+        "ε_N",
+        "maximum of 1/N over all features, from the running statistics",
+        "epsilon",
+        extreme="max",
+        row="ε_N of BatchNorm",
+    ),
+    _metric(
+        "layers/batchnorm_epsilon__*", "ε_N", "maximum of 1/N over the layer's features", "layer_epsilon", extreme="max"
+    ),
+    _metric("batchnorm_epsilon_start", "ε_N at the start", "maximum of 1/N at fit start, on the probe", "epsilon"),
+    _metric("batchnorm_input_norm", "max ‖x̄‖", "largest norm of a centered input; BN assumes ≤ 1", "bn_assumptions"),
+    _metric(
+        "batchnorm_shift",
+        "shift",
+        "largest bias after the normalization; BN assumes none",
+        "bn_assumptions",
+        extreme="max",
+    ),
+    _metric(
+        "batchnorm_displacement_u",
+        "‖U−U₀‖",
+        "distance of output weights and scales from the start",
+        "distance_u",
+        extreme="max",
+    ),
+    _metric(
+        "batchnorm_displacement_v",
+        "‖V−V₀‖",
+        "distance of the hidden weights from the start",
+        "distance_v",
+        extreme="max",
+        row="‖V−V₀‖",
+    ),
+    _metric("batchnorm_gamma_a", "γ_a", "margin through the output weights at fit start", "margins", column=True),
+    _metric("batchnorm_gamma_c", "γ_c", "margin through BatchNorm's scales at fit start", "margins", column=True),
+    _metric("batchnorm_gamma_gap", "error of γ", "error bound of γ_a + γ_c", "margins", role="floor"),
+    _metric("batchnorm_radius_u", "radius of U", "bound on ‖U−U₀‖ of BN, Theorem 2.1", "distance_u", role="upper"),
+    _metric("batchnorm_radius_v", "radius of V", "bound on ‖V−V₀‖ of BN, Theorem 2.1", "distance_v", role="upper"),
+    _flag(
+        "batchnorm_within_radii", "within the radii", "1 while both distances are within their radii", "bn_conditions"
+    ),
+    _metric("batchnorm_width_needed", "width needed", "smallest width that the theorem admits", "width", role="lower"),
+    _flag("batchnorm_width_ok", "wide enough", "1 if the network is that wide", "bn_conditions"),
+    _metric(
+        "batchnorm_error_bound",
+        "error bound",
+        "error bound of BN, Theorem 2.1, eq. (2), after the steps so far",
+        "bn_error",
+        role="upper",
+        extreme="min",
+    ),
+    _flag("batchnorm_error_vacuous", "error bound vacuous", "1 if that bound is 1 or more", "vacuous"),
+)

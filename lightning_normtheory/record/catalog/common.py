@@ -1,0 +1,8 @@
+"""Metrics that every callback logs."""
+
+from lightning_normtheory.record.metric_info import MetricInfo
+
+METRICS = (
+    MetricInfo("seconds", "all", "seconds of the whole measurement", "cost", kind="seconds", extreme="max"),
+    MetricInfo("skipped", "skipped", "1 in an epoch that max_overhead skipped", "skipped", kind="flag", extreme="max"),
+)
