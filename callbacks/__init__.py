@@ -14,7 +14,7 @@ What one epoch does:
    EarlyStopping and ModelCheckpoint, and appends a row to ``normtheory.jsonl`` (`output.run_file`).
 5. A checkpoint stores probe indices, the state of each diagnostic and how far the fit is (`engine.lifecycle`).
 
-At fit start the callback checks the setup (`engine.checks`), and before the first step the diagnostics measure what they
+At fit start the callback checks the setup (`engine.checks`). Before the first step the diagnostics measure what they
 compare with later. At fit end `output.fit_end` prints a table.
 """
 

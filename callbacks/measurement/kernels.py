@@ -68,7 +68,8 @@ class Kernels:
     def fingerprint(self, samples: int) -> int:
         """Return a number that identifies the first samples of the probe."""
         first = self._function.first(samples)
-        return fingerprint_samples((SampleBatch(batch.data, batch.samples, asked).first, asked) for batch, asked in first)
+        batches = (SampleBatch(batch.data, batch.samples, asked) for batch, asked in first)
+        return fingerprint_samples((batch.first, batch.asked) for batch in batches)
 
     def _inputs(self, samples: int) -> list[SampleBatch] | None:
         """Return the inputs of the first samples without their labels; ``None`` if the predictor is the user's."""
