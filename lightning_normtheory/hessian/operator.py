@@ -182,8 +182,12 @@ class LossHessian:
     # -- this process's part -------------------------------------------------------------------------------------------
 
     def _gradient_sum(self) -> Tensor:
+        def attempt() -> Tensor:
+            self._drop_graphs()  # of an attempt that failed
+            return self._collect_gradients()
+
         try:
-            return self._weights.run(self._collect_gradients)
+            return self._weights.run(attempt)
         except Exception as error:
             # Several processes must switch together: their caller decides.
             if self._processes.count > 1 or self._memory == "low" or not is_out_of_memory(error):
@@ -193,7 +197,6 @@ class LossHessian:
         return self._gradient_sum()
 
     def _collect_gradients(self) -> Tensor:
-        self._drop_graphs()  # of an attempt that failed
         sums: dict[Tensor, Tensor] = {}
         samples = 0
         for index in range(len(self._losses)):

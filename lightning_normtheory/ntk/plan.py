@@ -72,7 +72,7 @@ def make_plan(
 ) -> Plan | Refusal:
     """Run a few samples, find their axes, and compare the gradients that the structure gives with autograd's.
 
-    Every leaf for which they differ, for whatever reason, is left to the sample loop.
+    Every leaf for which they differ, for any reason, is left to the sample loop.
 
     Args:
         x: the samples with the indices ``which``, in a batch by themselves.

@@ -45,7 +45,7 @@ class KernelTask:
 
 
 class Strategy(NamedTuple):
-    """A way to the gradients of samples, and the refusals, by itself or an earlier one, that rule it out."""
+    """A way to compute gradients of samples, and the refusals, its own or of earlier strategies, that rule it out."""
 
     prepare: Callable[[KernelTask], GradientSource | Refusal]
     ruled_out_by: frozenset[Refusal]

@@ -1,4 +1,4 @@
-"""The models on which the tangent kernel is tried, beside those of the common table."""
+"""Models for the tests of the tangent kernel, in addition to the common table."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from support.models import MODELS, WEIGHT_NORM_FORMS, Graph, Model, hook_weight_
 
 
 class Tokens(Model):
-    """Inputs that are indices."""
+    """A model whose inputs are indices."""
 
     def data(self, n=7, *, seed=0, dtype=torch.float64):
         generator = torch.Generator().manual_seed(seed)
@@ -64,7 +64,7 @@ class Parameters(nn.Module):
 
 
 class SequenceFirst(nn.Module):
-    """Positions before samples, as recurrent networks have it."""
+    """Positions before samples, as in recurrent networks."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class Checkpointed(nn.Module):
 
 
 def second_use_of_a_direction() -> nn.Module:
-    """v also enters by itself, and g in two WeightNorms: neither gradient comes from one of them alone."""
+    """v is also used outside its WeightNorm, and g in two of them: their gradients are sums over these uses."""
     first, second = hook_weight_norm(nn.Linear(4, 4)), hook_weight_norm(nn.Linear(4, 4))
     second.weight_g = first.weight_g
     return Graph(
@@ -135,7 +135,7 @@ def weight_norm_of(layer, form, dim, features):
 GROUPED = partial(nn.Conv2d, 4, 6, (2, 3), stride=(1, 2), padding=(1, 0), dilation=(2, 1), groups=2)
 TRANSPOSED = partial(nn.ConvTranspose2d, 4, 6, 2, stride=2, padding=1, output_padding=1, groups=2, dilation=2)
 
-# Whose structure is known.
+# Models whose structure gives all gradients.
 STRUCTURED = {
     "grouped-conv": Model(lambda: head(GROUPED(), 6 * 4 * 2), (4, 4, 5)),
     "depthwise-conv": Model(lambda: head(nn.Conv1d(3, 6, 2, groups=3), 18), (3, 4)),
@@ -180,8 +180,8 @@ STRUCTURED = {
     ),
     "parameters": Model(Parameters, (3, 4), (6,)),
 }
-# With parameters whose gradients are taken sample by sample; of the language models that is the table of positions,
-# which is looked up once for all samples.
+# Models with parameters whose gradients are computed sample by sample; for the language models that is the table of
+# positions, which is looked up once for all samples.
 ONE_BY_ONE = {
     "tied-language-model": Tokens(partial(language_model, True), (4,), (6,)),
     "language-model": Tokens(partial(language_model, False), (4,), (6,)),
@@ -197,18 +197,18 @@ ONE_BY_ONE = {
 }
 KERNEL_MODELS = {**MODELS, **STRUCTURED, **ONE_BY_ONE}
 
-# Small models have kernels that cannot be regular, and say so.
+# Small models have singular kernels, which raise a warning.
 SINGULAR = pytest.mark.filterwarnings("ignore:The kernel has")
 PARTS = ("kernel", "direction", "length", "rest")
 
 
 def assert_equal(found, expected):
-    """To 1e-10, relative to the whole kernel."""
+    """Compare to 1e-10, relative to the whole kernel."""
     scale = expected["kernel"].norm()
     for part in PARTS:
         assert (getattr(found, part) - expected[part]).norm() <= 1e-10 * scale, part
 
 
 def whole(batches):
-    """Batches of which all samples are asked for."""
+    """Make batches of which all samples are asked for."""
     return [SampleBatch(x, len(x), len(x)) for x in batches]

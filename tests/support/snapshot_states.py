@@ -1,4 +1,4 @@
-"""Objects that a user's model may hold, each with what changes it and what shows that."""
+"""Objects that a user's model may hold, with functions that change and describe them."""
 
 import functools
 import random
@@ -14,7 +14,7 @@ import torchmetrics
 
 
 class AverageMeter:
-    """The running mean of a thousand training scripts."""
+    """The running mean found in many training scripts."""
 
     def __init__(self) -> None:
         self.total, self.count, self.history = 0.0, 0, []
@@ -26,7 +26,7 @@ class AverageMeter:
 
 
 class SlottedMeter:
-    """The same without a ``__dict__``."""
+    """An object without a ``__dict__``."""
 
     __slots__ = ("count", "history")
 
@@ -50,7 +50,7 @@ class SlottedRecord:
 
 
 class Registry(dict):
-    """A dict that counts."""
+    """A dict with an attribute."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -58,14 +58,14 @@ class Registry(dict):
 
 
 class Window(list):
-    """A list that counts."""
+    """A list with an attribute."""
 
     calls = 0
 
 
 @dataclass(frozen=True)
 class State:
-    """Something mutable: how it is made, how a forward pass changes it, and what there is to see of it."""
+    """A mutable object: functions that make it, change it as a forward pass may, and describe it."""
 
     make: Callable[[], Any]
     change: Callable[[Any], Any]

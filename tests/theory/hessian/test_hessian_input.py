@@ -72,7 +72,7 @@ def test_after_the_block_there_are_no_products():
 
 def test_bad_models_and_vectors_are_assert_refused():
     case = MODELS["mlp"]
-    assert_refused(TypeError, r"A single batch is written \[\(x, y\)\]", batches=batches_of(case)[0])
+    assert_refused(TypeError, r"Write a single batch as \[\(x, y\)\]", batches=batches_of(case)[0])
     assert_refused(TypeError, "dict of tensors by the names '0.weight'.*but got Tensor", vector=torch.ones(51))
     assert_refused(ValueError, "real parameters, but 'weight'", model=nn.Linear(4, 3, dtype=torch.complex64))
     with torch.inference_mode():

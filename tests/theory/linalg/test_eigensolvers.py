@@ -1,4 +1,4 @@
-"""Power iteration and Lanczos on matrices whose spectrum is known."""
+"""Power iteration and Lanczos on matrices with known spectra."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def matrix(spectrum, seed=0, dtype=torch.float64) -> torch.Tensor:
 
 
 def solve(method, spectrum, which="algebraic", tol=1e-6, max_products=2000, seed=0, dtype=torch.float64) -> Pair:
-    """The result, after checking what must hold of every result, converged or not."""
+    """Return the result after checking what holds for every result, converged or not."""
     a = matrix(spectrum, seed, dtype)
     calls = []
 
@@ -65,7 +65,7 @@ def test_both_ends_of_known_spectra(method, name):
     largest = solve(method, spectrum, "magnitude")
     assert largest.converged
     assert abs(largest.value) == pytest.approx(max(map(abs, spectrum)), rel=1e-6, abs=1e-8)
-    if name != "bulk and outlier":  # its lower end is too crowded for a residual of 1e-6
+    if name != "bulk and outlier":  # its lower eigenvalues are too close for a residual of 1e-6
         bottom = solve(method, spectrum, "smallest")
         assert bottom.converged
         assert bottom.value == pytest.approx(min(spectrum), rel=1e-6, abs=1e-8)
@@ -92,7 +92,7 @@ def test_a_budget_that_is_too_small_is_admitted(method):
 @pytest.mark.parametrize("basis", [3, 4, 8])
 @pytest.mark.parametrize("which", ["algebraic", "magnitude", "smallest"])
 def test_restarts(basis, which):
-    """A small basis is filled again and again: the answer stays, only the number of products grows."""
+    """A small basis is filled repeatedly: the result stays the same, the number of products grows."""
     spectrum = [3.0, -2.5, *torch.linspace(-1, 1, 100).tolist()]
     a = matrix(spectrum)
     start = torch.ones(len(spectrum), dtype=torch.float64)
@@ -135,16 +135,16 @@ def test_the_largest_eigenvalue_of_any_spectrum_with_a_gap(top, gap, bulk, metho
 
 
 def test_a_cold_start_along_the_second_eigenvector_finds_the_first():
-    """Three products of Lanczos are deceived by this spectrum with nearly every noise; five, of a cold one, are not."""
+    """On this spectrum three products of Lanczos fail with nearly every noise; the five of a cold start do not."""
     spectrum = torch.tensor([4.9425, 4.7194, 0.55, 0.426, 0.284, *[0.1] * 7], dtype=torch.float64)
     gradient = torch.tensor([-0.0063, 0.926, 0.216, -0.143, -0.111, *[0.1] * 7], dtype=torch.float64)
-    deceived = {3: 0, _COLD_PRODUCTS: 0}
+    failures = {3: 0, _COLD_PRODUCTS: 0}
     for seed in range(50):
         noise = torch.randn(12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         start = gradient / gradient.norm() + 0.3 * noise / noise.norm()
-        for products in deceived:
+        for products in failures:
             options = {"which": "algebraic", "tol": 1e-2, "max_products": 100, "at_least": products}
             pair = lanczos(lambda v: spectrum * v, start, **options)
-            deceived[products] += pair.converged and pair.value < 0.97 * 4.9425
-    assert deceived[3] > 40
-    assert deceived[_COLD_PRODUCTS] == 0
+            failures[products] += pair.converged and pair.value < 0.97 * 4.9425
+    assert failures[3] > 40
+    assert failures[_COLD_PRODUCTS] == 0

@@ -1,4 +1,4 @@
-"""Extreme eigenvalues of large matrices against a full decomposition."""
+"""Compare extreme eigenvalues of large matrices with a full decomposition."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ N = 120
 
 
 def matrix(values) -> torch.Tensor:
-    """Symmetric, with these eigenvalues."""
+    """A symmetric matrix with these eigenvalues."""
     Q, _ = torch.linalg.qr(torch.randn(N, N, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     return (Q * values) @ Q.t()
 
@@ -36,13 +36,13 @@ def test_without_a_decomposition(values):
     K = (K + K.t()) / 2
     top = float(values.max())
     assert largest_eigenvalue(K) == pytest.approx(top, rel=1e-9)
-    # As accurate as a decomposition is: the rounding of the matrix itself, or 1e-6 of the value.
+    # As accurate as a decomposition: the rounding of the matrix itself, or 1e-6 of the value.
     assert smallest_eigenvalue(K, top) == pytest.approx(float(values.min()), rel=1e-6, abs=N * 2.3e-16 * top)
 
 
 @pytest.mark.parametrize("least", [0.0, -1e-12, -1e-9])
 def test_singular_and_slightly_indefinite_matrices(least):
-    """What rounding leaves of a kernel of low rank."""
+    """Rounding makes a kernel of low rank slightly indefinite."""
     values = torch.cat([torch.full((5,), least), torch.linspace(1.0, 10.0, N - 5)]).double()
     K = matrix(values)
     K = (K + K.t()) / 2

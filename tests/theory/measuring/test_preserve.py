@@ -1,4 +1,4 @@
-"""Inside: the deterministic function that is trained. Afterwards: the model as it was, to the last bit."""
+"""`preserve_state`: a deterministic function inside, and an unchanged model afterwards, to the last bit."""
 
 import random
 
@@ -14,8 +14,8 @@ from support.models import MODELS, hook_weight_norm, parametrized_weight_norm
 CHOICES = pytest.mark.parametrize("batch_stats", [True, False, None])
 
 
-def everything(model: nn.Module) -> dict:
-    """All that a model and the process around it hold, by value and by identity."""
+def full_state(model: nn.Module) -> dict:
+    """The state of a model and of the process, by value and by identity."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
         "values": {
@@ -40,7 +40,7 @@ def test_a_model_is_left_as_it_was(name, training, batch_stats):
     x, y = case.data()
     (model(x) - y).square().sum().backward()
     gradients = [parameter.grad for parameter in model.parameters()]
-    before = everything(model)
+    before = full_state(model)
     with preserve_state(model, batch_stats=batch_stats):
         (model(x) - y).square().sum().backward()
         torch.rand(3), random.random(), np.random.rand()
@@ -49,8 +49,8 @@ def test_a_model_is_left_as_it_was(name, training, batch_stats):
             for parameter in model.parameters():
                 parameter.add_(1.0)
         model.train(not training)
-        assert everything(model) != before
-    assert everything(model) == before
+        assert full_state(model) != before
+    assert full_state(model) == before
     del gradients  # kept alive until here, so that an id names one object
 
 
@@ -78,15 +78,15 @@ def test_the_gradient_of_a_frozen_parameter_is_kept():
 def test_a_model_that_is_cast_inside_is_cast_back(dtype):
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     model(torch.randn(4, 2)).sum().backward()
-    before = everything(model)
+    before = full_state(model)
     with preserve_state(model):
         model.to(dtype)
     assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
-    assert everything(model) == before
+    assert full_state(model) == before
 
 
 def test_what_forward_hooks_collect_is_taken_back():
-    # Looking at activations through a hook is common, and the hook runs in every forward pass.
+    # Hooks that collect activations are common, and run in every forward pass.
     model, seen = nn.Sequential(nn.Linear(2, 2)), []
     model[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
     with preserve_state(model):
@@ -105,31 +105,31 @@ def fail_inside(model: nn.Module) -> None:
 def test_an_exception_restores_everything():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
     model.history = []
-    before = everything(model)
+    before = full_state(model)
     with pytest.raises(KeyError, match="inside"):
         fail_inside(model)
-    assert everything(model) == before
+    assert full_state(model) == before
     assert model.history == []
 
 
 def test_an_error_on_entry_restores_everything():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(), nn.BatchNorm1d(2, track_running_stats=False))
     model[0].weight.grad = torch.ones(2)
-    before = everything(model)
+    before = full_state(model)
     with pytest.raises(ValueError, match="track_running_stats"), preserve_state(model, batch_stats=False):
         pass
-    assert everything(model) == before
+    assert full_state(model) == before
 
 
 def test_nested():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
-    before = everything(model)
+    before = full_state(model)
     with preserve_state(model, batch_stats=True):
         with preserve_state(model, batch_stats=False):
             assert not model[0].training
         assert model[0].training
         assert not model[1].training
-    assert everything(model) == before
+    assert full_state(model) == before
 
 
 # --- The function inside ----------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def batch_norm(training: bool) -> nn.Module:
     return layer
 
 
-# What each BatchNorm does, by its own flag and by what the caller asked for.
+# The statistics that each BatchNorm uses, by its own flag and by the caller's choice.
 STATISTICS = {
     (True, None): batch_normalized,
     (False, None): running_normalized,
@@ -232,7 +232,7 @@ def instance_normalized(x: torch.Tensor) -> torch.Tensor:
 @CHOICES
 @pytest.mark.parametrize("training", [True, False])
 def test_instance_norm_always_uses_each_sample(training, batch_stats):
-    """It has nothing to do with the batch, so the choice of its statistics does not concern it."""
+    """It does not use the batch, so batch_stats does not affect it."""
     model = nn.Sequential(nn.InstanceNorm1d(2)).train(training)
     x = torch.randn(3, 2, 5, dtype=torch.float64)
     with preserve_state(model, batch_stats=batch_stats):
@@ -241,11 +241,11 @@ def test_instance_norm_always_uses_each_sample(training, batch_stats):
 
 def test_instance_norm_with_running_statistics_is_restored():
     model = nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True))
-    before = everything(model)
+    before = full_state(model)
     with preserve_state(model, batch_stats=True):
         model(torch.randn(3, 2, 5))
         assert model[0].running_mean.abs().min() > 0
-    assert everything(model) == before
+    assert full_state(model) == before
 
 
 def test_randomness_that_cannot_be_switched_off_repeats():
@@ -291,7 +291,7 @@ def test_a_graph_from_before_can_still_be_differentiated(training, batch_stats):
 
 
 class Counting(nn.Module):
-    """Reaches its buffer under another name as well."""
+    """Keeps its buffer under a second name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,14 +313,14 @@ def test_a_buffer_with_a_second_name_stays_one_tensor():
 
 
 def train(steps: int, measure: bool) -> dict[str, torch.Tensor]:
-    """Some steps of a stochastic training, with or without a look at the model after each."""
+    """Train for some steps with random numbers, with or without a measurement after each step."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Tanh(), parametrized_weight_norm(nn.Linear(4, 1))
     )
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
     for step in range(steps):
-        if step % 2 == 0:  # gradients of two steps add up
+        if step % 2 == 0:  # gradients accumulate over two steps
             optimizer.zero_grad()
         (model(torch.randn(6, 2)) ** 2).mean().backward()
         if measure:

@@ -1,4 +1,4 @@
-"""A private stretch of randomness."""
+"""`isolated_rng`: random numbers inside repeat, and those outside do not change."""
 
 import os
 import random
@@ -74,7 +74,7 @@ def test_seeding_inside_is_undone():
 
 
 def test_a_pending_normal_deviate_survives():
-    # random.gauss and numpy's legacy normal keep a second value in reserve: part of the state as well.
+    # random.gauss and numpy's legacy normal store a second value, which is part of the state.
     random.gauss(0, 1)
     np.random.randn()
     before = states()
@@ -99,7 +99,7 @@ def test_cuda_is_not_initialized():
 
 
 def test_numpy_is_not_needed():
-    """In a process where numpy cannot be imported the rest still works."""
+    """It works in a process where numpy cannot be imported."""
     code = (
         "import sys; sys.modules['numpy'] = None\n"
         "import random, torch\n"

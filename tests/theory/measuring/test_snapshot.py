@@ -1,4 +1,4 @@
-"""Remember and restore: whatever a forward pass may change."""
+"""Restore all state that a forward pass may change."""
 
 import sys
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def attribute(value: Any) -> nn.Module:
 
 
 def deeper(value: Any) -> nn.Module:
-    """In a plain list of an object of a submodule."""
+    """Hold the value in a dict in a list of an object of a submodule."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     model[1].helper = SimpleNamespace(parts=[{"value": value}])
     return model
@@ -67,7 +67,7 @@ def test_generators(state, hold):
 
 
 def metric_state(metric: nn.Module) -> str:
-    """All that a metric is: its own state, its counters and what it has cached."""
+    """The state of a metric: its values, its counters and its cache."""
     parts = metric.values() if isinstance(metric, torchmetrics.MetricCollection) else [metric]
     return repr([(part.metric_state, part._update_count, part._computed) for part in parts])
 
@@ -85,7 +85,7 @@ def test_torchmetrics(state, first, hold):
         return metric
 
     if not first and state is METRICS["reset"]:
-        first = [2.0]  # there must be something to lose
+        first = [2.0]  # a reset must change something
     check(State(make, state.change, metric_state), hold)
 
 
@@ -102,7 +102,7 @@ def test_identities_are_kept():
 
 
 def test_what_did_not_change_is_not_written():
-    # A write would raise the version counter, and break a graph that waits for its backward pass.
+    # A write would increase the version counter and break a graph that waits for its backward pass.
     model = nn.BatchNorm1d(2)
     model.plain = torch.tensor([float("nan"), -0.0])
     snapshot = Snapshot(model)
@@ -146,7 +146,7 @@ def model_with_gradients() -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
     model(torch.randn(4, 2)).square().sum().backward()
-    model[3].requires_grad_(False)  # its .grad stays, and an optimizer would apply it
+    model[3].requires_grad_(False)  # its .grad remains, and an optimizer would apply it
     return model
 
 
@@ -163,7 +163,7 @@ def look_at_model(model: nn.Module) -> dict:
 @pytest.mark.parametrize("change", MODEL_CHANGES.values(), ids=MODEL_CHANGES.keys())
 def test_modules(change):
     model = model_with_gradients()
-    kept = [parameter.grad for parameter in model.parameters()]  # or an id could be that of a newer object
+    kept = [parameter.grad for parameter in model.parameters()]  # keeps ids unique
     before = look_at_model(model)
     snapshot = Snapshot(model)
     change(model)
@@ -174,7 +174,7 @@ def test_modules(change):
 
 
 def test_tied_storage_survives():
-    # A view of a parameter, such as the rows of a flattened model, must still see the parameter afterwards.
+    # A view of a parameter, as in a flattened model, must still share its memory afterwards.
     model = nn.Linear(2, 2)
     view = model.weight.data.view(-1)
     snapshot = Snapshot(model)
@@ -230,7 +230,7 @@ def test_a_dataset_is_walked_without_its_arrays():
     snapshot.restore()
     assert samples.asked == []
     assert torch.equal(samples.generator.get_state(), state)
-    assert samples.data.tolist() == [1.0] * 3  # reading writes nothing there, and a copy could be large
+    assert samples.data.tolist() == [1.0] * 3  # reading does not write there, and a copy could be large
 
 
 def test_lazy_modules_do_not_disturb():

@@ -1,4 +1,4 @@
-"""What long loops say of how far they are."""
+"""The steps that long loops report."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from lightning_normtheory import empirical_ntk, hessian_top_eigenvalue, predicto
 from lightning_normtheory.measuring.progress import listening, tick
 
 
-def heard(action):
+def record_steps(action):
     steps = []
     with listening(steps.append):
         result = action()
@@ -16,7 +16,7 @@ def heard(action):
 
 
 def test_nobody_hears_a_step_outside_of_the_block():
-    steps, _ = heard(lambda: tick("product"))
+    steps, _ = record_steps(lambda: tick("product"))
     tick("product")
     assert steps == ["product"]
 
@@ -31,11 +31,11 @@ def test_an_error_ends_the_listening():
 
 def test_the_inner_listener_hears_the_inner_steps():
     def both():
-        inner, _ = heard(lambda: tick("pass"))
+        inner, _ = record_steps(lambda: tick("pass"))
         tick("product")
         return inner
 
-    outer, inner = heard(both)
+    outer, inner = record_steps(both)
     assert (inner, outer) == (["pass"], ["product"])
 
 
@@ -44,7 +44,7 @@ def test_the_inner_listener_hears_the_inner_steps():
 def test_every_product_with_the_hessian_is_a_step(method, which):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     batches = [(torch.randn(5, 3), torch.randn(5, 1)) for _ in range(2)]
-    steps, pair = heard(
+    steps, pair = record_steps(
         lambda: hessian_top_eigenvalue(model, nn.functional.mse_loss, batches, method=method, which=which, tol=1e-2)
     )
     assert steps.count("product") == pair.hvps
@@ -55,13 +55,13 @@ def test_every_backward_pass_of_the_kernel_is_a_step():
     n, k = 5, 3
     x = torch.randn(n, 2)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, k))
-    steps, _ = heard(lambda: empirical_ntk(model, x, batch_stats=True, dtype=x.dtype))
+    steps, _ = record_steps(lambda: empirical_ntk(model, x, batch_stats=True, dtype=x.dtype))
     assert steps.count("pass") == n * k
-    independent, _ = heard(lambda: empirical_ntk(model, x, batch_stats=False, dtype=x.dtype))
+    independent, _ = record_steps(lambda: empirical_ntk(model, x, batch_stats=False, dtype=x.dtype))
     assert independent.count("pass") >= k
     assert independent.count("block") >= 3  # at least one for each layer
 
 
 def test_the_predictors_hessian_is_heard():
     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-    assert "product" in heard(lambda: predictor_hessian_norm(model, torch.randn(3, 2)))[0]
+    assert "product" in record_steps(lambda: predictor_hessian_norm(model, torch.randn(3, 2)))[0]

@@ -1,4 +1,4 @@
-"""Gram matrices against sums over samples, outputs, groups and positions, entry by entry."""
+"""Compare Gram matrices with sums over samples, outputs, groups and positions, entry by entry."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_several_metrics_at_once(n, m, d, outputs, rows):
 )
 @settings(max_examples=300, deadline=None)
 def test_outer_products(n, m, positions, other_positions, groups, d, e, which, axis, by_positions, symmetric, budget):
-    """With and without outputs on either factor, in a list or along an axis, scaled, both ways, in any tiles."""
+    """Outputs on either factor or none, in a list or along an axis, scaled, computed both ways, with any tile size."""
     k = 1 if which == "neither" else 3
 
     def side(samples, T, features, has_outputs, seed):
@@ -110,7 +110,7 @@ def test_lookups(n, m, positions, d, outputs, axis, symmetric):
 
 
 def test_the_cheaper_way_is_taken():
-    """Many positions and few entries, or the other way round (theory: T·O·D + n·O·D against n·T²(D + O))."""
+    """Many positions and few entries, or few positions and many entries (T·O·D + n·O·D against n·T²(D + O))."""
     calls = []
     for T, d, expected in ((64, 4, "gradients"), (1, 64, "positions"), (2, 256, "positions"), (256, 16, "gradients")):
         factors = Factors([random(16, 1, T, 1, d)], [random(16, 1, T, 1, d)])
@@ -121,7 +121,7 @@ def test_the_cheaper_way_is_taken():
         assert calls.pop() == expected, (T, d)
 
 
-# --- Where the samples are --------------------------------------------------------------------------------------------
+# --- The axis of the samples ------------------------------------------------------------------------------------------
 
 
 @given(
@@ -133,7 +133,7 @@ def test_the_cheaper_way_is_taken():
 )
 @settings(max_examples=100, deadline=None)
 def test_the_axis_of_the_samples_is_found(samples, entries, others, position, major):
-    """From gradients that are multiplied by a factor for each sample."""
+    """Found from gradients that are multiplied by one factor for each sample."""
     position = min(position, len(others))
     truth = SampleAxis(position, entries, major or entries == 1)
     shape = [*others[:position], samples * entries, *others[position:]]

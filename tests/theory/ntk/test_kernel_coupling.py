@@ -1,4 +1,4 @@
-"""Samples that see each other, or that are elsewhere inside of a network than in its input."""
+"""Samples that interact, or whose order or number inside the network differs from the input."""
 
 import warnings
 
@@ -27,7 +27,7 @@ def quiet_kernel(model, x):
 
 
 def graph_of_samples(edges):
-    """A network that adds to some samples what another one has."""
+    """A network that adds the features of sample j to sample i for each edge (i, j)."""
 
     def connect(m, x):
         h = m.a(x).tanh()
@@ -49,7 +49,7 @@ COUPLED = {
 @pytest.mark.parametrize("n", [2, 3, 5, 7, 20])
 @pytest.mark.parametrize("name", ["centered", "causal", "neighbors"])
 def test_samples_that_see_each_other(name, n):
-    """The derivative goes through the batch, however few samples there are."""
+    """The derivative goes through the batch, also for few samples."""
     model = Graph(COUPLED[name], a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
     x, _ = MODELS["mlp"].data(n)
     found = quiet_kernel(model, x)
@@ -72,7 +72,7 @@ def test_a_few_samples_that_see_each_other(edges):
 @pytest.mark.parametrize("layer", [nn.LSTM(4, 3), nn.GRU(4, 3), nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)])
 @pytest.mark.parametrize("n", [2, 3, 5, 12])
 def test_a_forgotten_batch_first(layer, n):
-    """A recurrent layer then takes the samples for a sequence."""
+    """A recurrent layer then treats the samples as a sequence."""
     model = Graph(
         lambda m, x: m.out((m.layer(x)[0] if isinstance(m.layer, nn.RNNBase) else m.layer(x))[:, -1]),
         layer=layer,
@@ -92,7 +92,7 @@ def test_portions_of_samples_that_see_each_other(numbers, monkeypatch):
 
 @pytest.mark.parametrize("sizes", [[20], [8, 8, 4]], ids=str)
 def test_whatever_is_random_is_drawn_once(sizes):
-    """So that it is the kernel of one function, a Gram matrix."""
+    """The kernel is that of one function, so it is a Gram matrix."""
     model = Graph(COUPLED["random"], a=nn.Linear(4, 50), b=nn.Linear(50, 3)).double()
     x, _ = MODELS["mlp"].data(20)
     found = tangent_kernel_of_batches(model, whole(x.split(sizes)))
@@ -136,11 +136,11 @@ def test_the_refusal_of_another_process_leads_to_the_same_strategy(is_step, refu
     assert_equal(found, dense_kernel(model, x, "trace"))
 
 
-# --- In another order, in another number ------------------------------------------------------------------------------
+# --- Another order, another number of samples inside the network ------------------------------------------------------
 
 
 def test_samples_in_another_order_inside():
-    """The structure does not hold, and is not used."""
+    """The structure does not hold and is not used."""
     model = Graph(lambda m, x: m.a(x.flip(0)).tanh().flip(0), a=nn.Linear(4, 3)).double()
     x, _ = MODELS["mlp"].data()
     found = empirical_ntk(model, x)
@@ -151,7 +151,7 @@ def test_samples_in_another_order_inside():
 @pytest.mark.parametrize("order", [[3, 2, 1, 5, 4, 6], [1, 2, 3, 4, 6, 5], [2, 1, 3, 4, 5, 6]], ids=str)
 @pytest.mark.parametrize("copies", [1, 4])
 def test_samples_sorted_inside(order, copies):
-    """As by their length."""
+    """Like sequences sorted by length."""
 
     def connect(m, x):
         index = x[:, 0].argsort(descending=True)
@@ -191,7 +191,7 @@ def test_tokens_without_their_padding():
 
 
 def test_a_graph_that_depends_on_the_samples():
-    """The first samples take another way than the batch."""
+    """Few samples take another branch than the batch."""
     model = Graph(
         lambda m, x: m.b(m.a(x).tanh() if len(x) <= 3 else m.a(x).tanh() * 1.0 + m.a.bias * 0.0),
         a=nn.Linear(4, 5),

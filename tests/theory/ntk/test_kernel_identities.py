@@ -1,4 +1,4 @@
-"""What the theory says of the tangent kernel, its parts, and its relation to other quantities."""
+"""Identities and bounds from the papers for the tangent kernel, its parts, and other quantities."""
 
 import math
 import warnings

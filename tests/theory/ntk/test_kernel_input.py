@@ -1,4 +1,4 @@
-"""What the tangent kernel is given, in good and bad form, and what is left of it."""
+"""Valid and invalid inputs of the tangent kernel; the model and its input stay unchanged."""
 
 from collections import UserDict
 
@@ -76,7 +76,7 @@ def test_a_mapping_that_is_no_dict():
 
 @pytest.mark.parametrize("asked", [3, 4, 5])
 def test_a_constant_beside_the_samples(asked):
-    """Whatever is as long as the number of samples asked for."""
+    """Also if it is as long as the number of samples asked for."""
     x, _ = MODELS["mlp"].data(14)
     constant = torch.arange(4).double()
     model = Graph(lambda m, x: m.a(x["x"] * x["constant"]).tanh(), a=nn.Linear(4, 3)).double()
@@ -139,7 +139,7 @@ def test_complex_values_inside():
     assert_equal(found, dense_kernel(model, x, "trace"))
 
 
-# --- Nothing is left behind -------------------------------------------------------------------------------------------
+# --- Nothing is changed -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
@@ -147,10 +147,10 @@ def test_complex_values_inside():
 def test_the_model_is_as_it_was(name, dtype):
     case = KERNEL_MODELS[name]
     model, (x, y) = case.make(torch.float32).train(), case.data(dtype=torch.float32)
-    waiting = (model(x) - y).square().mean()  # a graph of the user's, for which the backward pass comes later
+    waiting = (model(x) - y).square().mean()  # a graph of the user whose backward pass comes later
     before = {key: (value.clone(), value.data_ptr()) for key, value in model.state_dict(keep_vars=True).items()}
     random = torch.get_rng_state()
-    exchanged = []  # as a strategy for several processes hooks itself in
+    exchanged = []  # like the hooks of a strategy for several processes
     accumulators = [p.expand_as(p).grad_fn.next_functions[0][0] for p in model.parameters()]
     for accumulator in accumulators:
         accumulator.register_hook(lambda *_: exchanged.append(1))

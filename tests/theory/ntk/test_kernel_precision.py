@@ -1,4 +1,4 @@
-"""How far a tangent kernel can be trusted: its dtype, its floor, its rank."""
+"""The accuracy of a tangent kernel: its dtype, its floor, its rank."""
 
 import warnings
 
@@ -45,7 +45,7 @@ def test_it_goes_to_double_precision_near_the_floor_only():
 
 
 def test_parts_near_their_floor_are_measured_in_double_precision():
-    """The least eigenvalue of the lengths can be lost where that of the kernel is not."""
+    """The least eigenvalue of the lengths can be inaccurate although that of the kernel is accurate."""
     torch.manual_seed(0)
     layers = (nn.Linear(10, 64), nn.Linear(64, 64), nn.Linear(64, 1))
     first, second, third = map(parametrized_weight_norm, layers)
@@ -91,7 +91,7 @@ def test_a_model_that_insists_on_its_dtype_keeps_its_kernel():
 
 
 def test_a_parameter_in_an_unknown_place_is_not_overlooked():
-    """It would not be lent in float64, and its part of the kernel would be missing."""
+    """It would not be converted to float64, and its part of the kernel would be missing."""
 
     class Hidden(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""The tangent kernel against full Jacobians, on the table of models."""
+"""Compare the tangent kernel with full Jacobians on the table of models."""
 
 import warnings
 
@@ -75,7 +75,7 @@ def test_the_portions_in_which_it_is_computed_do_not_matter(name, outputs, numbe
     case = KERNEL_MODELS[name]
     model, (x, _) = case.make().eval(), case.data(11)
     expected = empirical_ntk(model, x, outputs=outputs)
-    # So few bytes that samples and outputs are handled a few at a time, and Gram matrices in small tiles.
+    # A small limit, so that few samples and outputs are handled at once, and Gram matrices in small tiles.
     monkeypatch.setattr(memory, "MEMORY_LIMIT", 8 * numbers)
     monkeypatch.setattr(gram, "_TILE_BYTES", 8 * numbers)
     monkeypatch.setattr(gram, "_TILE_ROWS", 3)
@@ -117,7 +117,7 @@ def test_several_batches_are_one(name, batches):
 
 @pytest.mark.parametrize("outputs", ["full", "trace"])
 def test_batches_of_sequences_of_different_lengths(outputs):
-    """They cannot be joined, and layers see another number of positions in each."""
+    """They cannot be joined, and layers have another number of positions in each."""
     model = KERNEL_MODELS["attention"].make().eval()
     lengths = [torch.randn(n, t, 4, dtype=torch.float64) for n, t in ((3, 2), (2, 5), (1, 3))]
     found = tangent_kernel_of_batches(model, whole(lengths), outputs=outputs)
@@ -146,7 +146,7 @@ def test_statistics_are_chosen_by_the_caller():
 
 
 def test_what_autograd_keeps_is_part_of_a_portion(monkeypatch):
-    """Also of layers without parameters."""
+    """Also what it keeps of layers without parameters."""
     model = nn.Sequential(nn.Linear(4, 8), *[Graph(lambda m, x: x.sin()) for _ in range(50)]).double()
     handled = []
     original = gradients.IndependentSamples.gradients
@@ -155,7 +155,7 @@ def test_what_autograd_keeps_is_part_of_a_portion(monkeypatch):
         "gradients",
         lambda self, group, which, *rest: handled.append(which) or original(self, group, which, *rest),
     )
-    monkeypatch.setattr(memory, "MEMORY_LIMIT", 8 * 4 * 50 * 8)  # eight samples and what is kept of them
+    monkeypatch.setattr(memory, "MEMORY_LIMIT", 8 * 4 * 50 * 8)  # eight samples with their saved tensors
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         empirical_ntk(model, torch.randn(32, 4, dtype=torch.float64), outputs="sum")
@@ -163,7 +163,7 @@ def test_what_autograd_keeps_is_part_of_a_portion(monkeypatch):
 
 
 def test_no_weight_gradients_are_computed(monkeypatch):
-    """A backward pass asks for gradients at the outputs of layers, and for parameters on a few samples only."""
+    """Backward passes compute gradients at the outputs of layers, and those of parameters only for a few samples."""
     asked = []
     grad = torch.autograd.grad
 
