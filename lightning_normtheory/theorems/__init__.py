@@ -1,4 +1,14 @@
-"""Which theorems apply to a network, and the bounds that they give."""
+"""Check which theorems apply to a network, and compute their bounds.
+
+* ``applicability``: the verdict on each theorem for a network (`applicable_theorems`).
+* ``problem``: the properties of a network, its samples and its loss that the theorems assume (`network_problem`).
+* ``losses``: the losses that the theorems cover, and how to recognize them.
+* ``chain_bounds``: Hessian, gradient and Lipschitz bounds of any smooth chain of layers, and α, β of its loss.
+* ``descent``: the guaranteed step of gradient descent, and sufficient conditions for convergence.
+* ``complexity``: the Rademacher complexity of a network's class.
+* ``generalization``: the generalization bound of that class.
+* ``papers``: the constants and bounds of each paper, for networks of exactly its form.
+"""
 
 from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
 from lightning_normtheory.theorems.applicability import applicable_theorems

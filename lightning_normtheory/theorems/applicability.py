@@ -1,4 +1,4 @@
-"""Which theorem speaks of the network that is there: it applies, is generalized to it, or does not apply."""
+"""Check which theorems apply to a network: each applies, is generalized, or does not apply."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -18,14 +18,19 @@ from lightning_normtheory.theorems.problem import Problem, network_problem
 
 __all__ = ["applicable_theorems", "check_theorems", "why_not_batchnorm"]
 
+_ONE_OUTPUT = "the model does not have exactly one output"
+
 
 def applicable_theorems(
     model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[TheoremStatus, ...]:
-    """A line for each theorem of the five papers, for a model on samples x (n, …) with targets y.
+    """Check each theorem of the five papers for a model on samples x (n, …) with targets y.
 
     Args:
         loss: ``loss(output, target)``, the mean loss that the model is trained with.
+
+    Returns:
+        One verdict per theorem, with its reasons.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
@@ -37,25 +42,26 @@ def applicable_theorems(
     with preserve_state(model, batch_stats=True), torch.no_grad():
         outputs = model(x)
         one = isinstance(outputs, Tensor) and outputs.numel() == len(x)
-        dgm = dgm_form(model, x.flatten(1), outputs) if one else "it has not exactly one output"
-        form = batchnorm_form(model, x.flatten(1), outputs) if one else "it has not exactly one output"
+        dgm = dgm_form(model, x.flatten(1), outputs) if one else _ONE_OUTPUT
+        form = batchnorm_form(model, x.flatten(1), outputs) if one else _ONE_OUTPUT
     return check_theorems(problem, dgm=dgm if isinstance(dgm, str) else "", batchnorm=why_not_batchnorm(form, y))
 
 
 def why_not_batchnorm(form: BatchNormForm | str, targets: Tensor | None) -> str:
-    """Why BN, Theorem 2.1 does not speak of a network and its samples; empty if it does.
+    """Return why BN, Theorem 2.1 does not apply to a network and its samples; empty if it does.
 
     Args:
-        targets: the labels of the samples that the form is about.
+        form: the result of `batchnorm_form`.
+        targets: the labels of the same samples.
     """
     if isinstance(form, str):
         return form
     largest = float(form.x_centered.norm(dim=1).max())
     if largest > 1.001:
-        return f"‖x̄‖ of the centered inputs reaches {largest:.3g}, not 1"
+        return f"‖x̄‖ of the centered inputs reaches {largest:.3g}, but may be at most 1"
     values = torch.empty(0) if targets is None else targets.flatten().unique()
     if len(values) != 2 or targets is None or targets.numel() != len(form.x_centered):
-        return "the labels are not two classes"
+        return "the labels do not have two classes"
     signs = torch.where(targets.flatten() == values[1], 1, -1).cpu()
     width, d = form.v.shape
     gamma = sum(batchnorm_margin(features, signs).value for features in (form.features_a, form.features_c))
@@ -64,15 +70,16 @@ def why_not_batchnorm(form: BatchNormForm | str, targets: Tensor | None) -> str:
     theorem = batchnorm_theorem(
         epsilon_n=form.epsilon_n, gamma=gamma / math.sqrt(width), n=len(signs), d=d, width=width, steps=1, delta=0.01
     )
-    asked = f"{theorem.width_lower:.2g} to {theorem.width_upper:.2g}"
-    return "" if theorem.width_ok else f"the width is {width}, and {asked} is asked for"
+    allowed = f"{theorem.width_lower:.2g} to {theorem.width_upper:.2g}"
+    return "" if theorem.width_ok else f"the width is {width}, but must be {allowed}"
 
 
 def check_theorems(problem: Problem, *, dgm: str = "", batchnorm: str = "") -> tuple[TheoremStatus, ...]:
-    """`applicable_theorems` of a problem that is there already.
+    """Check each theorem for a `Problem`.
 
     Args:
-        dgm: why the network has not the form of DGM, empty if it has; and ``batchnorm``: the same for BN.
+        dgm: why the network does not have the form of DGM; empty if it does.
+        batchnorm: why the network does not satisfy the assumptions of BN; empty if it does.
 
     Example:
         >>> from lightning_normtheory.theorems.losses import KnownLoss
@@ -93,18 +100,18 @@ def check_theorems(problem: Problem, *, dgm: str = "", batchnorm: str = "") -> t
 
 
 def _activation_problems(problem: Problem) -> list[str]:
-    """What no form of the theorems about smooth activations can do without."""
+    """Return the violations of smoothness, which every form of the theorems needs."""
     return [f"the activation {phi.name} is not smooth" for phi in problem.activations if math.isinf(phi.smoothness)]
 
 
 def _activation_differences(problem: Problem) -> list[str]:
     return [
-        f"|φ'| of {phi.name} reaches {phi.lipschitz:.4g}, not 1" for phi in problem.activations if phi.lipschitz > 1
+        f"|φ'| of {phi.name} reaches {phi.lipschitz:.4g}, above 1" for phi in problem.activations if phi.lipschitz > 1
     ]
 
 
 def _measured(activations: Iterable[ActivationConstants]) -> tuple[str, ...]:
-    return tuple(f"the constants of {phi.name} are measured numerically" for phi in activations if phi.measured)
+    return tuple(f"the constants of {phi.name} are measured, not derived" for phi in activations if phi.measured)
 
 
 def _loss_problems(problem: Problem) -> list[str]:
@@ -118,9 +125,9 @@ def _loss_differences(problem: Problem) -> list[str]:
     loss = problem.loss
     found = []
     if not isinstance(loss, str) and loss.is_square and loss.scale != 1:
-        found.append(f"the loss is {loss.scale:.3g} times that of the theorem")
+        found.append(f"the loss is {loss.scale:.3g} times the theorem's loss")
     if problem.outputs > 1:
-        found.append(f"{problem.outputs} outputs")
+        found.append(f"the model has {problem.outputs} outputs, not one")
     return found
 
 
@@ -128,12 +135,12 @@ def _norm_difference(problem: Problem, value: float, name: str) -> list[str]:
     if problem.inputs_have_norm(value):
         return []
     low, high = problem.x_norms
-    is_now = f"{high:.3g}" if math.isclose(low, high, rel_tol=1e-3) else f"between {low:.3g} and {high:.3g}"
-    return [f"‖x‖ is {is_now}, not {name}"]
+    measured = f"{high:.3g}" if math.isclose(low, high, rel_tol=1e-3) else f"between {low:.3g} and {high:.3g}"
+    return [f"‖x‖ is {measured}, not {name}"]
 
 
 def _head_differences(problem: Problem) -> list[str]:
-    """The output layer of WN: linear, no bias, no WeightNorm, a unit vector when training begins."""
+    """Compare the output layer with WN's: linear, no bias, no WeightNorm, a unit vector at initialization."""
     if isinstance(problem.chain, str):
         return []
     head = problem.chain.head.affine
@@ -143,7 +150,7 @@ def _head_differences(problem: Problem) -> list[str]:
     if head.bias is not None:
         found.append("the output layer has a bias")
     if not math.isclose(problem.chain.head.before, 1, rel_tol=1e-3):
-        found.append("a factor is in front of the output layer")
+        found.append("the input of the output layer has a factor")
     largest = head.row * abs(problem.chain.head.after)
     if not math.isclose(largest, 1, rel_tol=1e-3):
         found.append(f"the largest ‖v_h‖ is {largest:.3g}, not 1")
@@ -151,7 +158,7 @@ def _head_differences(problem: Problem) -> list[str]:
 
 
 def _length_difference(chain: Chain | str) -> list[str]:
-    """RSC's output weights are unit vectors when training begins."""
+    """Compare the output weights with RSC's, which are unit vectors at initialization."""
     if isinstance(chain, str) or math.isclose(chain.head.affine.row, 1, rel_tol=1e-3):
         return []
     return [f"the largest ‖v_h‖ is {chain.head.affine.row:.3g}, not 1"]
@@ -192,10 +199,10 @@ def _weight_norm_generalization(problem: Problem) -> TheoremStatus:
         + _norm_difference(problem, 1.0, "1")
         + _loss_differences(problem)
         + (_loss_problems(problem) if not isinstance(loss, str) else [])
-        + [f"φ(0) = {phi.at_zero:.3g} of {phi.name}" for phi in problem.activations if phi.at_zero != 0]
+        + [f"φ(0) of {phi.name} is {phi.at_zero:.3g}, not 0" for phi in problem.activations if phi.at_zero != 0]
     )
     if not isinstance(loss, str) and loss.is_square and loss.largest_target > 1:
-        differences.append(f"|y| reaches {loss.largest_target:.3g}, not 1")
+        differences.append(f"|y| reaches {loss.largest_target:.3g}, above 1")
     return _verdict("WN, Theorem 6.1 (generalization)", problems, differences, problem)
 
 
@@ -218,7 +225,7 @@ def _dukler(problem: Problem, reason: str) -> TheoremStatus:
     problems = [reason] if reason else _loss_problems(problem)
     if problems:
         return TheoremStatus(theorem, "does not apply", tuple(problems))
-    return TheoremStatus(theorem, "applies", ("in the limit of width, and for steps that are short enough",))
+    return TheoremStatus(theorem, "applies", ("in the limit of infinite width, for small enough steps",))
 
 
 def _batch_norm(problem: Problem, reason: str) -> TheoremStatus:
@@ -226,19 +233,21 @@ def _batch_norm(problem: Problem, reason: str) -> TheoremStatus:
     problems = [reason] if reason else []
     loss = problem.loss
     if not reason and (isinstance(loss, str) or loss.name != "logistic"):
-        problems.append(loss if isinstance(loss, str) else "the loss is not the logistic one")
+        problems.append(loss if isinstance(loss, str) else "the loss is not the logistic loss")
     if problems:
         return TheoremStatus(theorem, "does not apply", tuple(problems))
-    return TheoremStatus(theorem, "applies", ("the printed constants are not those of the paper's own proof",))
+    return TheoremStatus(theorem, "applies", ("the printed constants differ from those of the paper's proof",))
 
 
 def _linearity(problem: Problem) -> TheoremStatus:
-    """LIN, Theorem 3.2: smooth activations, a linear output, a factor 1/√(fan-in) in every layer, in the limit of
-    width. What it says is asymptotic: there is no form of it for another network."""
+    """Check LIN, Theorem 3.2: smooth activations, a linear output and a factor 1/√(fan-in) in every layer.
+
+    The theorem is asymptotic in the width, so it cannot be generalized to other networks.
+    """
     chain = problem.chain
     problems = _activation_problems(problem) + list(problem.rsc_differences)
     widths = [] if isinstance(chain, str) else [link.affine.size for link in chain.links[:-1]]
     reasons = tuple(dict.fromkeys(problems)) or (
-        f"in the limit of width; the narrowest layer has {min(widths, default=0)} units",
+        f"in the limit of infinite width; the narrowest layer has {min(widths, default=0)} units",
     )
     return TheoremStatus("LIN, Theorem 3.2 (constant kernel)", "does not apply" if problems else "applies", reasons)

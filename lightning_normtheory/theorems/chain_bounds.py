@@ -1,8 +1,7 @@
-"""Hessian, gradient and Lipschitz bounds of the network that is there, for all parameters in a ball around it.
+"""Bound the Hessian, gradient and Lipschitz constant of a network, for all parameters in a ball.
 
-WN, Theorem 4.1 and Lemma 4.1, carried over from the paper's network to chains of Linear layers and convolutions with or
-without WeightNorm, with trained lengths g, biases, any input norm and any smooth activation. docs/theorems.md has every
-step of the derivation.
+Generalizes WN, Theorem 4.1 and Lemma 4.1, to chains of Linear layers and convolutions with or without WeightNorm, with
+trained lengths g, biases, any input norm and any smooth activation. docs/theorems.md has the derivation.
 """
 
 import math
@@ -16,14 +15,15 @@ __all__ = ["LossConstants", "NetworkConstants", "loss_constants", "network_const
 
 
 class NetworkConstants(NamedTuple):
-    """Bounds for every sample with ‖x‖ ≤ ``x_norm``, every θ' with ‖θ' − θ‖ ≤ ``radius``, and every unit combination
-    c·f of the outputs (of each output, in particular).
+    """Bounds for all samples with ‖x‖ ≤ ``x_norm``, all θ' with ‖θ' − θ‖ ≤ ``radius``, and all c with ‖c‖ = 1.
+
+    c·f is a combination of the outputs, so the bounds hold for each output too.
 
     Attributes:
-        hessian: H̄ ≥ ‖∇²(c·f)‖₂; infinite where an activation is not smooth.
-        gradient: G ≥ ‖∂f/∂θ‖₂, the norm of the (k, p) Jacobian; so also of the gradient of one output.
-        lipschitz: ‖∂f/∂x‖₂.
-        output: ‖f(x)‖.
+        hessian: H̄ ≥ ‖∇²(c·f)‖₂; infinite if an activation is not smooth.
+        gradient: G ≥ ‖∂f/∂θ‖₂, the norm of the (k, p) Jacobian, which bounds the gradient of each output.
+        lipschitz: bound of ‖∂f/∂x‖₂.
+        output: bound of ‖f(x)‖.
     """
 
     hessian: float
@@ -35,19 +35,20 @@ class NetworkConstants(NamedTuple):
 def network_constants(
     chain: Chain, *, x_norm: float, radius: float = 0.0, directions_shrink: bool = False
 ) -> NetworkConstants:
-    """The bounds, by the chain rule from layer to layer.
+    """Compute the bounds by the chain rule, layer by layer.
 
     With N_l ≥ ‖h_l‖, e_p ≥ ‖∂z_l/∂θ_p‖ (e_p^∞ for the largest entry), d_p ≥ ‖∂h_l/∂θ_p‖, E_pq ≥ ‖∂²h_l/∂θ_p∂θ_q‖:
 
         N_l = c(T N_{l−1} + ‖b‖) + |φ(0)|√size     e_l = √((M N_{l−1})² + ‖∂z/∂b‖²),  e_p = T d_p     d_p = c e_p
         E_pq = β_φ min(e_p^∞ e_q, e_p e_q^∞) + c(T E_pq + [p = l] M d_q + [q = l] M d_p + [p = q = l] S N)
 
-    where c = sup|φ'|. The norm of the matrix of these blocks, after the last layer, bounds that of the Hessian.
+    where c = sup|φ'|. After the last layer, the spectral norm of the matrix E bounds that of the Hessian.
 
     Args:
         x_norm: max ‖x‖.
-        radius: ρ₂, how far θ' may be from θ; a step of the optimizer for example.
-        directions_shrink: whether ‖v‖ of a WeightNorm may fall by ``radius``. Not in a step of plain gradient descent.
+        radius: ρ₂ ≥ ‖θ' − θ‖, such as the length of an optimizer step.
+        directions_shrink: whether ‖v‖ of a WeightNorm may shrink, by up to ``radius``. It cannot in a step of plain
+            gradient descent.
 
     Example:
         f = v·tanh(Wx) with one unit, W = 0, v = 1, ‖x‖ = 1: ∇²f has the entry ∂²f/∂v∂W = x
@@ -63,9 +64,9 @@ def network_constants(
         (1.0, True)
     """
     if not isinstance(chain, Chain):
-        raise TypeError(f"Expected a Chain, from chain_of or Problem.chain, but got {chain!r}.")
+        raise TypeError(f"Expected a Chain, but got {chain!r}. Pass the result of chain_of or Problem.chain.")
     if not x_norm >= 0 or not radius >= 0:
-        raise ValueError(f"Expected a norm and a radius of at least 0, but got x_norm={x_norm!r}, radius={radius!r}.")
+        raise ValueError(f"Expected x_norm ≥ 0 and radius ≥ 0, but got x_norm={x_norm!r}, radius={radius!r}.")
     norm, lipschitz = x_norm, 1.0
     d: list[float] = []
     E = torch.zeros(0, 0, dtype=torch.float64)
@@ -95,7 +96,7 @@ def network_constants(
 
 
 def _second(bounds: LinkBounds, E: torch.Tensor, d: list[float], norm: float) -> torch.Tensor:
-    """‖∂²z/∂θ_p∂θ_q‖ of a layer's own parameters, the last row and column, and of those before."""
+    """Bound ‖∂²z/∂θ_p∂θ_q‖; the last row and column are for the layer's own parameters."""
     size = len(E) + 1
     Z = torch.zeros(size, size, dtype=torch.float64)
     Z[:-1, :-1] = bounds.spectral * E
@@ -106,17 +107,17 @@ def _second(bounds: LinkBounds, E: torch.Tensor, d: list[float], norm: float) ->
 
 
 def _times(number: float, matrix: torch.Tensor) -> torch.Tensor:
-    """With ∞ · 0 = 0: an activation without curvature does no harm where nothing moves."""
+    """Multiply with ∞ · 0 = 0: a kink in φ does not matter where no trained parameter changes z."""
     return torch.where(matrix > 0, number * matrix, torch.zeros_like(matrix))
 
 
 class LossConstants(NamedTuple):
-    """What follows for L = (s/n) Σ_i ‖y_i − f(x_i)‖² on the samples where R and L were measured.
+    """Constants of L = (s/n) Σ_i ‖y_i − f(x_i)‖² on the samples where R and L were measured.
 
     Attributes:
         alpha: L(θ') ≥ L + ⟨∇L, θ' − θ⟩ + (α/2)‖θ' − θ‖² for |cos(θ' − θ, ∇L)| ≥ κ (WN, Lemma 5.1); RSC holds if α > 0.
-        beta: the same from above, with β instead of α and in all directions (WN, Lemma 5.2).
-        residual: the largest √(L/s) in the ball.
+        beta: L(θ') ≤ L + ⟨∇L, θ' − θ⟩ + (β/2)‖θ' − θ‖² in all directions (WN, Lemma 5.2).
+        residual: bound of √(L/s) in the ball.
     """
 
     alpha: float
@@ -127,16 +128,18 @@ class LossConstants(NamedTuple):
 def loss_constants(
     network: NetworkConstants, *, radius: float, loss: float, ratio: float, kappa: float = 1.0, scale: float = 1.0
 ) -> LossConstants:
-    """α = (κ²/2)R − s(4Gρ₂ + 2√(L/s)_max)H̄ and β = s(2G² + 2√(L/s)_max H̄), √(L/s)_max = √(L/s) + Gρ₂.
+    """Compute α = (κ²/2)R − s(4Gρ₂ + 2√(L/s)_max)H̄ and β = s(2G² + 2√(L/s)_max H̄), √(L/s)_max = √(L/s) + Gρ₂.
 
-    WN, Lemmas 5.1 and 5.2, with the loss that was measured instead of a bound for it, and without a factor k for k
-    outputs, since H̄ and G are about all of them at once.
+    WN, Lemmas 5.1 and 5.2, with the measured loss instead of a bound, and without a factor k for k outputs, since H̄
+    and G cover all outputs at once.
 
     Args:
-        network: for the same ``radius``.
-        loss: L, and ``ratio``: R = ‖∇L‖²/L, on the same samples.
+        network: the bounds for the same ``radius``.
+        radius: ρ₂ ≥ ‖θ' − θ‖.
+        loss: L.
+        ratio: R = ‖∇L‖²/L on the same samples.
         kappa: |cos(θ' − θ, ∇L)|, 1 for a step of gradient descent.
-        scale: s: 1 for the papers' loss, 1/k for `torch.nn.MSELoss`.
+        scale: s: 1 in the papers, 1/k for `torch.nn.MSELoss`.
 
     Example:
         >>> loss_constants(NetworkConstants(2.0, 3.0, 1.0, 1.0), radius=0.0, loss=4.0, ratio=20.0)

@@ -1,8 +1,8 @@
-"""The Rademacher complexity of a network's class, layer by layer from the output to the input.
+"""Bound the Rademacher complexity of a network's class, layer by layer.
 
-After Golowich, Rakhlin and Shamir (2018), Theorem 1, extended to biases, activations that are not homogeneous,
-convolutions, sums and poolings; docs/theorems.md has every step. For each value h of the network two numbers C and κ
-are carried along, such that for the class of all networks with the same radii and for every μ > 0
+Extends Golowich, Rakhlin and Shamir (2018), Theorem 1, to biases, activations that are not homogeneous, convolutions,
+sums and poolings; docs/theorems.md has the derivation. For each value h of the network, two numbers C and κ satisfy,
+for the class of all networks with the same radii and for every μ > 0,
 
     E sup exp(μ ‖Σ_i ε_i h(x_i)‖) ≤ κ · E exp(μ C ‖Σ_i ε_i x_i‖)
 
@@ -32,17 +32,17 @@ __all__ = ["Complexity", "NoBound", "network_complexity"]
 
 
 class NoBound(ValueError):
-    """A network of which nothing can be proved, and why."""
+    """There is no bound for a network; the message is the reason."""
 
 
 class Complexity(NamedTuple):
-    """What is known of a class of networks f with k outputs.
+    """The complexity of a class of networks f with k outputs.
 
     Attributes:
         factors: C_h of each output: ‖f_h‖ ≤ C_h ‖x‖ for every network of the class.
         log_kappa: ln κ, about ln 2 for each layer with an activation.
-        radii: the norms that define the class, one for each layer, as they were measured.
-        constant: whether a coordinate 1 was added to x, for the biases: then ‖x‖² above means ‖x‖² + 1.
+        radii: the measured norms that define the class.
+        constant: whether biases add a coordinate 1 to x; then ‖x‖² above means ‖x‖² + 1.
     """
 
     factors: tuple[float, ...]
@@ -51,15 +51,15 @@ class Complexity(NamedTuple):
     constant: bool
 
     def input_norm(self, x_norm: float) -> float:
-        """max ‖x‖ with the coordinate that was added."""
+        """Return max ‖x‖ including the added coordinate."""
         return math.hypot(x_norm, 1.0) if self.constant else x_norm
 
     def output_bounds(self, x_norm: float) -> tuple[float, ...]:
-        """F_h ≥ |f_h(x)| of every network of the class, for ‖x‖ ≤ ``x_norm``."""
+        """Return F_h ≥ |f_h(x)| for every network of the class and ‖x‖ ≤ ``x_norm``."""
         return tuple(factor * self.input_norm(x_norm) for factor in self.factors)
 
     def rademacher(self, n: int, x_norm: float) -> float:
-        """Σ_h R_n(f_h), which bounds E sup (1/n) Σ_i Σ_h ε_ih f_h(x_i); for one output, its complexity."""
+        """Return Σ_h R_n(f_h) ≥ E sup (1/n) Σ_i Σ_h ε_ih f_h(x_i); for one output, its complexity."""
         return sum(self.output_bounds(x_norm)) * (math.sqrt(2 * self.log_kappa) + 1) / math.sqrt(n)
 
 
@@ -69,13 +69,13 @@ class _State(NamedTuple):
 
 
 def network_complexity(output: Operation) -> Complexity:
-    """The complexity of all networks with the structure and the norms of this one.
+    """Compute the complexity of all networks with the structure and the norms of this one.
 
     Args:
-        output: of a recorded forward pass, with the outputs (k,) of a sample.
+        output: the result of `record_forward`, with outputs (k,) per sample.
 
     Raises:
-        NoBound: with the reason, if the network has a step of which nothing can be proved.
+        NoBound: if there is no bound for an operation of the network; the message is the reason.
 
     Example:
         A tanh layer whose three rows have norm 2, and a unit vector: C = √3 · 2, κ = 2
@@ -95,20 +95,20 @@ def network_complexity(output: Operation) -> Complexity:
             raise NoBound(step.reason)
     peeling = _Peeling(constant=any(map(_adds_constant, steps)))
     states: dict[int, _State] = {}
-    for step in _asked_for(steps):
+    for step in _needed(steps):
         states[id(step)] = peeling.state(step, states)
     factors, log_kappa = peeling.outputs(output, states)
     return Complexity(factors, log_kappa, tuple(peeling.radii), peeling.constant)
 
 
-def _asked_for(steps: list[Operation]) -> list[Operation]:
-    """All but the affine maps that only an activation uses, which is peeled off together with them."""
+def _needed(steps: list[Operation]) -> list[Operation]:
+    """Return all steps except affine maps that only an activation uses: they are peeled off with the activation."""
     output = steps[-1]
-    asked = {id(output.source if _is_head(output) else output)}
+    needed = {id(output.source if _is_head(output) else output)}
     for step in reversed(steps):
-        if id(step) in asked:
-            asked |= {id(s) for s in ([_layer_before(step).source] if isinstance(step, Activation) else step.sources)}
-    return [step for step in steps if id(step) in asked]
+        if id(step) in needed:
+            needed |= {id(s) for s in ([_layer_before(step).source] if isinstance(step, Activation) else step.sources)}
+    return [step for step in steps if id(step) in needed]
 
 
 def _is_head(output: Operation) -> bool:
@@ -124,7 +124,7 @@ def _adds_constant(step: Operation) -> bool:
 
 
 class _Layer(NamedTuple):
-    """The affine map in front of an activation, with a BatchNorm's scaling folded in."""
+    """The affine map before an activation, with a BatchNorm's scaling folded in."""
 
     source: Operation
     frobenius: float
@@ -154,7 +154,7 @@ class _Peeling:
         return _State(before.factor * self._norm(step), before.log_kappa)
 
     def _norm(self, step: Operation) -> float:
-        """Of an affine map on (h, 1), where no activation follows: nothing is lost there."""
+        """Return the norm of an affine map on (h, 1) without an activation, which leaves κ unchanged."""
         if isinstance(step, Affine):
             return self._with_constant(self._radius(step.spectral), self._shift(step.bias_norm))
         if isinstance(step, EntrywiseScaling):
@@ -170,7 +170,7 @@ class _Peeling:
         return self._radius(norm) if norm > 0 else 0.0
 
     def _with_constant(self, norm: float, shift: float) -> float:
-        """‖(Ah + b, 1)‖ ≤ ‖[[‖A‖, ‖b‖], [0, 1]]‖₂ ‖(h, 1)‖."""
+        """Return ‖[[‖A‖, ‖b‖], [0, 1]]‖₂, for ‖(Ah + b, 1)‖ ≤ ‖[[‖A‖, ‖b‖], [0, 1]]‖₂ ‖(h, 1)‖."""
         if not self.constant:
             return norm
         return float(torch.linalg.matrix_norm(torch.tensor([[norm, shift], [0.0, 1.0]], dtype=torch.float64), 2))
@@ -189,7 +189,7 @@ class _Peeling:
             factor = c * (math.hypot(radius, 1.0) if self.constant else radius)
             log_kappa = math.log(2)
         else:
-            # Every row is as long as the longest. The coordinate 1 is one more function to take the largest of.
+            # Bound every row by the longest. The coordinate 1 is one more function in the maximum.
             radius = self._radius(math.hypot(layer.row, layer.largest_bias))
             units = layer.size + self.constant
             factor = math.sqrt(units) * max(c * radius, float(self.constant))
@@ -198,18 +198,18 @@ class _Peeling:
         return _State(before.factor * factor * shifted, before.log_kappa + log_kappa)
 
     def _pool(self, step: MaxPooling, before: _State) -> _State:
-        """max(a, b) = (a + b)/2 + |a − b|/2, pair by pair: a sum with one more activation |·|."""
+        """Apply max(a, b) = (a + b)/2 + |a − b|/2 pair by pair: a sum with one more activation |·|."""
         factor, log_kappa = before.factor * math.sqrt(step.reach), before.log_kappa
         entries = step.window
         while entries > 1:
             entries = math.ceil(entries / 2)
-            difference = math.sqrt(entries * step.size / 2)  # ‖D‖_F/2 of that many rows (1, −1)
+            difference = math.sqrt(entries * step.size / 2)  # ‖D‖_F/2 of entries·size rows (1, −1)
             factor *= 1 + (math.hypot(difference, 1.0) if self.constant else difference)
             log_kappa += math.log(2)
         return _State(factor, log_kappa)
 
     def outputs(self, output: Operation, states: dict[int, _State]) -> tuple[tuple[float, ...], float]:
-        """C_h of every output: a row of the last layer each, where that is an affine map."""
+        """Return C_h of every output and ln κ; each output is a row of the last layer if that is an affine map."""
         if _is_head(output):
             assert isinstance(output, Affine)
             before = states[id(output.source)]
@@ -226,7 +226,7 @@ def _layer_before(step: Activation) -> _Layer:
     scaling = source if isinstance(source, EntrywiseScaling) else None
     affine = scaling.source if scaling else source
     if not isinstance(affine, Affine):
-        # Nothing to fold: the activation of every entry is a layer with the identity as its matrix.
+        # No affine map to fold in: use the identity as the layer's matrix.
         return _Layer(source, math.sqrt(source.size), 1.0, 0.0, 0.0, source.size)
     weight, bias = _folded(affine, scaling)
     positions = affine.positions
@@ -241,7 +241,7 @@ def _layer_before(step: Activation) -> _Layer:
 
 
 def _folded(affine: Affine, scaling: EntrywiseScaling | None) -> tuple[Tensor, Tensor]:
-    """The rows and biases of s∘(Wh + b) + t. A scale that is not one for each unit counts as its largest."""
+    """Return the rows and biases of s∘(Wh + b) + t; a scale that varies within a unit becomes its maximum."""
     weight = affine.weight.double()
     units = len(weight)
     bias = torch.zeros(units, dtype=torch.float64) if affine.bias is None else affine.bias.double().cpu()

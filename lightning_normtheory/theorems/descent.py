@@ -1,4 +1,4 @@
-"""Which sufficient condition for convergence holds now, by how much, and what it guarantees for the next step."""
+"""Sufficient conditions for convergence, their margins, and the guaranteed decrease of the next step."""
 
 import math
 from typing import NamedTuple
@@ -16,12 +16,12 @@ __all__ = ["Condition", "Descent", "LossState", "alpha_condition", "dgm_conditio
 
 
 class LossState(NamedTuple):
-    """Where training stands: a square loss L = (s/n) Σ‖y − f‖² on n samples, and its gradient.
+    """The current square loss L = (s/n) Σ‖y − f‖² on n samples, and its gradient.
 
     Attributes:
         loss: L.
         grad_norm_sq: ‖∇L‖².
-        scale: s: 1 for the papers' loss, 1/k for `torch.nn.MSELoss`.
+        scale: s: 1 in the papers, 1/k for `torch.nn.MSELoss`.
         x_norm: max ‖x_i‖.
     """
 
@@ -37,13 +37,13 @@ class LossState(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """What one step of gradient descent with step length η is guaranteed to do on these samples.
+    """The guarantee for one step of gradient descent with learning rate η on these samples.
 
     Attributes:
         step: η.
-        radius: ρ₂ = η‖∇L‖, how far it goes.
+        radius: ρ₂ = η‖∇L‖, the length of the step.
         network: the bounds of the network in the ball of that radius.
-        constants: α and β there.
+        constants: α and β in that ball.
     """
 
     step: float
@@ -53,18 +53,22 @@ class Descent(NamedTuple):
 
     @property
     def omega(self) -> float:
-        """ω = ηβ: there is a guarantee below 2."""
+        """ω = ηβ; the loss is guaranteed to decrease for ω < 2."""
         return self.step * self.constants.beta
 
     def rate(self, ratio: float) -> float:
-        """1 − η(1 − ω/2)R ≥ L⁺/L: from L⁺ ≤ L − (ω(2−ω)/(2β))‖∇L‖² (WN, Lemma 5.2); above 1 for ω > 2."""
+        """Return 1 − η(1 − ω/2)R ≥ L⁺/L, from L⁺ ≤ L − (ω(2−ω)/(2β))‖∇L‖² (WN, Lemma 5.2); above 1 for ω > 2."""
         return 1 - self.step * (1 - self.omega / 2) * ratio
 
 
 def guaranteed_step(chain: Chain, local: LossState, step: float | None = None) -> Descent:
-    """The guarantee for a step of this length, or for the one with ω = ηβ = 1, which is the best that is guaranteed.
+    """Compute the guarantee for a given η, or for the best guaranteed one, ω = ηβ = 1.
 
-    β is a bound over the ball that the step stays in, which depends on the step: η is found by bisection.
+    β is a bound over the ball that contains the step, so it depends on η; ω = 1 is solved by bisection.
+
+    Args:
+        local: the loss and its gradient at the current parameters.
+        step: η; ``None`` for ω = 1.
 
     Example:
         >>> import torch
@@ -80,17 +84,17 @@ def guaranteed_step(chain: Chain, local: LossState, step: float | None = None) -
     if step is not None and not step >= 0:
         raise ValueError(f"Expected a step η ≥ 0, but got {step!r}.")
     if not local.loss > 0 or not local.grad_norm_sq >= 0 or not local.scale > 0:
-        raise ValueError(f"Expected a loss and a scale above 0 and a squared norm of a gradient, but got {local}.")
+        raise ValueError(f"Expected loss > 0, scale > 0 and grad_norm_sq ≥ 0, but got {local}.")
     if step is not None:
-        return _at(chain, local, step)
-    low, high = 0.0, 1 / _at(chain, local, 0.0).constants.beta  # β only grows with the step
+        return _guarantee(chain, local, step)
+    low, high = 0.0, 1 / _guarantee(chain, local, 0.0).constants.beta  # β grows with η
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if _at(chain, local, middle).omega <= 1 else (low, middle)
-    return _at(chain, local, low)
+        low, high = (middle, high) if _guarantee(chain, local, middle).omega <= 1 else (low, middle)
+    return _guarantee(chain, local, low)
 
 
-def _at(chain: Chain, local: LossState, step: float) -> Descent:
+def _guarantee(chain: Chain, local: LossState, step: float) -> Descent:
     radius = step * math.sqrt(local.grad_norm_sq)
     network = network_constants(chain, x_norm=local.x_norm, radius=radius)
     constants = loss_constants(network, radius=radius, loss=local.loss, ratio=local.ratio, kappa=1.0, scale=local.scale)
@@ -98,10 +102,10 @@ def _at(chain: Chain, local: LossState, step: float) -> Descent:
 
 
 class Condition(NamedTuple):
-    """A sufficient condition for convergence, at the present parameters.
+    """A sufficient condition for convergence at the current parameters.
 
     Attributes:
-        margin: the quantity that has to be positive.
+        margin: the condition holds if this is positive.
     """
 
     margin: float
@@ -112,12 +116,12 @@ class Condition(NamedTuple):
 
 
 def alpha_condition(found: Descent) -> Condition:
-    """RSC holds with α > 0 (WN, Lemma 5.1). Its rate is no better than `Descent.rate` of the measured R."""
+    """Check restricted strong convexity, α > 0 (WN, Lemma 5.1). Its rate is no better than `Descent.rate`."""
     return Condition(found.constants.alpha)
 
 
 def ntk_condition(lambda_min: float, floor: float) -> Condition:
-    """λ_min of the kernel of all outputs is above what it can be off by: R ≥ (4s/n)(λ_min − floor) on its n samples.
+    """Check that λ_min of the full kernel exceeds its numerical error: R ≥ (4s/n)(λ_min − floor) on its n samples.
 
     Example:
         >>> ntk_condition(0.5, 0.1).margin
@@ -127,8 +131,9 @@ def ntk_condition(lambda_min: float, floor: float) -> Condition:
 
 
 def dgm_condition(form: DGMForm, lambda_min: float) -> Condition:
-    """λ_min(Λ) is above λ₀/(2α²) where α ≤ 1 (the V regime), above μ₀/2 where α > 1 (the G regime): what DGM, Theorems
-    4.1 and 4.2 prove for networks that are wide enough, and conclude from.
+    """Check λ_min(Λ) > λ₀/(2α²) for α ≤ 1 (V regime) or λ_min(Λ) > μ₀/2 for α > 1 (G regime).
+
+    DGM, Theorems 4.1 and 4.2, prove this for networks that are wide enough, and convergence follows from it.
 
     Example:
         >>> dgm_condition(DGMForm(1.0, 0.4, 0.1, 0.0), 0.25).holds

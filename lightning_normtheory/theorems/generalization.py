@@ -1,4 +1,4 @@
-"""What the complexity of a network's class says about the loss on new samples."""
+"""Bound the generalization gap by the complexity of a network's class."""
 
 import math
 from typing import NamedTuple
@@ -10,12 +10,12 @@ __all__ = ["GeneralizationBound", "generalization_bound"]
 
 
 class GeneralizationBound(NamedTuple):
-    """With probability 1 − δ over the training set, the expected loss exceeds its mean over that set by no more.
+    """Bounds on the expected loss minus the training loss, with probability 1 − δ over the training set.
 
     Attributes:
-        rademacher: Σ_h R_n(f_h), at the measured radii.
-        fixed: the bound for a class whose radii are fixed before training at what they are now.
-        value: the bound that also holds for radii that are read off after training, by a union over a grid of them.
+        rademacher: Σ_h R_n(f_h) at the measured radii.
+        fixed: the bound if the current radii had been fixed before training.
+        value: the bound that also holds for radii measured after training, by a union bound over a grid.
     """
 
     rademacher: float
@@ -26,7 +26,7 @@ class GeneralizationBound(NamedTuple):
 def generalization_bound(
     complexity: Complexity, loss: KnownLoss, *, n: int, x_norm: float, delta: float = 0.05
 ) -> GeneralizationBound:
-    """WN, Theorem 6.1 for any class of known complexity and for the square, cross-entropy and logistic losses.
+    """Compute WN, Theorem 6.1 for any class of known complexity and for the square, cross-entropy and logistic losses.
 
     With F_h ≥ |f_h| and R_h the complexity of output h, each with δ/k,
 
@@ -34,13 +34,13 @@ def generalization_bound(
         cross entropy:  gap ≤ 2·√2·√2 Σ_h R_h + (ln k + 2 max F) √(2 ln(2/δ)/n)      (Maurer 2016, Corollary 4)
         logistic:       gap ≤ 2 R + (ln 2 + F) √(2 ln(2/δ)/n)
 
-    A grid for the q radii: each is rounded up to a power of 1 + 1/q, which costs a factor of at most (1 + 1/q)^q < e
-    in C, and the powers i_1, …, i_q get the part Π_j 1/(4(|i_j| + 1)²) of δ; these parts add up to less than one.
+    The grid for the q radii: each is rounded up to a power of 1 + 1/q, which increases C by a factor of at most
+    (1 + 1/q)^q < e. The powers i_1, …, i_q get the share Π_j 1/(4(|i_j| + 1)²) of δ; the shares sum to less than one.
 
     Args:
         n: the size of the training set.
-        x_norm: max ‖x‖ of all samples that can occur.
-        delta: δ, the probability that it fails.
+        x_norm: max ‖x‖ over all possible samples.
+        delta: δ, the probability that the bound fails.
 
     Example:
         One hidden layer with unit radii, |y| ≤ 1: WN, Theorem 6.1 with ρ₁ = 0
@@ -52,8 +52,8 @@ def generalization_bound(
     """
     if not isinstance(complexity, Complexity) or not isinstance(loss, KnownLoss):
         raise TypeError(
-            "Expected a Complexity and a KnownLoss (complexity and loss of network_problem), but got "
-            f"{complexity!r} and {loss!r}."
+            f"Expected a Complexity and a KnownLoss, but got {complexity!r} and {loss!r}. Pass complexity and loss of"
+            " the result of network_problem."
         )
     if n < 1 or not 0 < delta < 1 or not x_norm >= 0:
         raise ValueError(f"Expected n ≥ 1, δ in (0, 1) and x_norm ≥ 0, but got n={n}, delta={delta}, x_norm={x_norm}.")

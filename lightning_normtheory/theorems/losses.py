@@ -1,4 +1,4 @@
-"""The losses that the theorems speak of, and which of them a training step computes."""
+"""The losses that the theorems cover, and how to recognize them by their values."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ class KnownLoss(NamedTuple):
     """A loss with its constants.
 
     Attributes:
-        name: ``"square"``: s (1/n) Σ_i ‖y_i − f(x_i)‖², ``"cross_entropy"`` or ``"logistic"``.
-        scale: s: 1 for the papers' loss, 1/k for `torch.nn.MSELoss`, ½ for half of the squares.
-        largest_target: max |y_ih| on the samples, for the square loss.
+        name: ``"square"``: (s/n) Σ_i ‖y_i − f(x_i)‖², ``"cross_entropy"`` or ``"logistic"``.
+        scale: s: 1 in the papers, 1/k for `torch.nn.MSELoss`, ½ for half the square loss.
+        largest_target: max |y_ih| over the samples, for the square loss.
         classes: k, for the cross entropy.
     """
 
@@ -31,22 +31,22 @@ class KnownLoss(NamedTuple):
         return self.name == "square"
 
     def lipschitz(self, output: float) -> float:
-        """Of one output where |f| ≤ ``output``; of all of them together, in ‖·‖₂, for the cross entropy."""
+        """Return the Lipschitz constant in one output for |f| ≤ ``output``; for the cross entropy, in f with ‖·‖₂."""
         if self.is_square:
             return 2 * self.scale * (self.largest_target + output)
         return math.sqrt(2) if self.name == "cross_entropy" else 1.0
 
     def largest(self, output: float) -> float:
-        """What the loss of one sample, for the square loss of one output, can be where |f| ≤ ``output``."""
+        """Return the largest loss of a sample for |f| ≤ ``output``; for the square loss, of one output."""
         if self.is_square:
             return self.scale * (self.largest_target + output) ** 2
         return math.log(self.classes) + 2 * output if self.name == "cross_entropy" else math.log(2) + output
 
     def of_zero(self, targets: Tensor | None) -> float:
-        """The mean loss of a network whose outputs are all zero.
+        """Return the mean loss of a network whose outputs are all zero.
 
         Args:
-            targets: numbers (n, k), for the square loss; NaN without them.
+            targets: y (n, k), needed for the square loss; without them the result is NaN.
         """
         if self.is_square:
             return math.nan if targets is None else self.scale * float(targets.double().square().sum(1).mean())
@@ -54,12 +54,12 @@ class KnownLoss(NamedTuple):
 
 
 def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss | str:
-    """Which loss has this value on these samples, or why none has.
+    """Find the loss that has this value on these samples, or return the reason why none has.
 
     Args:
-        value: what the training step returned.
+        value: the mean loss that the training step returned.
         outputs: f (n, k).
-        targets: y (n,) or (n, k): numbers, or the indices of classes.
+        targets: y (n,) or (n, k): numbers or class indices.
 
     Example:
         >>> f, y = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])
@@ -69,7 +69,7 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss |
         KnownLoss(name='cross_entropy', scale=1.0, largest_target=0.0, classes=2)
     """
     if outputs.dim() != 2:
-        return f"the outputs have the shape {tuple(outputs.shape)}, not (n, k)"
+        return f"the outputs have shape {tuple(outputs.shape)}, not (n, k)"
     outputs = outputs.detach().double()
     k = outputs.shape[1]
     candidates: list[tuple[KnownLoss, Callable[[], Tensor]]] = []
@@ -87,14 +87,14 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss |
             signs = torch.where(y > 0, 1.0, -1.0).to(outputs)
             candidates.append((KnownLoss("logistic"), lambda: F.softplus(-signs * outputs[:, 0]).mean()))
     for loss, compute in candidates:
-        # Float32 sums over a batch, and no two of these losses are that near to each other by chance.
+        # Wide enough for float32 sums, and too narrow for two of these losses to agree by chance.
         if math.isclose(float(compute()), value, rel_tol=1e-4) and value > 0:
             return loss
-    return "the loss is neither a square loss, a cross entropy nor a logistic loss of outputs and targets"
+    return "the loss is neither a square loss, nor a cross entropy, nor a logistic loss of outputs and targets"
 
 
 def same_loss(found: Sequence[KnownLoss | str]) -> KnownLoss | str:
-    """What several batches agree on, with the largest target of all; the first reason where one has another loss.
+    """Return the common loss of several batches, with the largest target of all, or the reason why there is none.
 
     Example:
         >>> same_loss([KnownLoss("square", 1.0, 0.1), KnownLoss("square", 1.0, 50.0)])
@@ -105,12 +105,12 @@ def same_loss(found: Sequence[KnownLoss | str]) -> KnownLoss | str:
     if reasons or not known:
         return reasons[0] if reasons else "the loss is not known"
     if len({each._replace(largest_target=0.0) for each in known}) > 1:
-        return "the loss is another one in other batches"
+        return "the loss differs between batches"
     return known[0]._replace(largest_target=max(each.largest_target for each in known))
 
 
 def as_targets(outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """The targets as numbers of the outputs' shape (n, k): classes become unit vectors.
+    """Convert targets to the outputs' shape (n, k), class indices to one-hot vectors; ``None`` if they do not fit.
 
     Example:
         >>> as_targets(torch.zeros(2, 3), torch.tensor([2, 0]))

@@ -1,4 +1,4 @@
-"""What the theorems ask about: the network's form, its activations, samples, targets and loss, as they are."""
+"""Collect the properties that theorems assume: the network's form, activations, samples, targets and loss."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -19,21 +19,21 @@ from lightning_normtheory.theorems.losses import KnownLoss, identify_loss
 
 __all__ = ["Problem", "network_problem"]
 
-# What a norm that should be one may be off by, in float32.
+# Relative tolerance for comparing norms in float32.
 _CLOSE = 1e-3
-# Samples on which the forward pass is watched.
-_WATCHED = 4
+# Number of samples on which the forward pass is recorded.
+_RECORDED = 4
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A model on some samples.
+    """A model, its samples and its loss.
 
     Attributes:
-        output: its forward pass.
+        output: the recorded forward pass.
         x_norms: the smallest and the largest ‖x_i‖.
-        loss: which loss it is trained with, or why that is not known.
-        trained: the parameters that are trained, by name.
+        loss: the training loss, or why it is not known.
+        trained: the trained parameters by name.
     """
 
     output: Operation
@@ -43,17 +43,17 @@ class Problem:
 
     @cached_property
     def chain(self) -> Chain | str:
-        """The layers one after the other, with all that is trained in them, or why the network is no such chain."""
+        """The network as a chain of layers that holds all trained parameters, or why it is none."""
         found = chain_of(self.output)
         if isinstance(found, str):
             return found
         inside = {id(tensor) for tensor in found.tensors}
         others = [name for name, parameter in self.trained.items() if id(parameter) not in inside]
-        return f"{others[0]!r} is trained, and no weight or bias of its layers" if others else found
+        return f"{others[0]!r} is trained, but is not a weight or bias of a layer" if others else found
 
     @cached_property
     def complexity(self) -> Complexity | str:
-        """Of the network's class, or why there is no bound for it."""
+        """The complexity of the network's class, or why there is no bound for it."""
         try:
             return network_complexity(self.output)
         except NoBound as reason:
@@ -61,7 +61,7 @@ class Problem:
 
     @cached_property
     def activations(self) -> tuple[ActivationConstants, ...]:
-        """Each kind once."""
+        """The activations of the network, each once."""
         found = {step.constants for step in walk(self.output) if isinstance(step, Activation)}
         return tuple(sorted(found, key=lambda constants: constants.name))
 
@@ -79,21 +79,21 @@ class Problem:
 
     @cached_property
     def weight_norm_differences(self) -> tuple[str, ...]:
-        """In what the hidden layers differ from those of WN: WeightNorm without bias, lengths g = 1/√m, not trained."""
+        """Differences from the hidden layers of WN: WeightNorm without bias, lengths g = 1/√m, not trained."""
         if isinstance(self.chain, str):
             return (self.chain,)
         return _by_layer(self.chain.links[:-1], _differences_to_weight_norm) + _widths(self.chain)
 
     @cached_property
     def rsc_differences(self) -> tuple[str, ...]:
-        """In what the layers differ from those of RSC: no WeightNorm, no bias, a factor 1/√(fan-in) in every layer."""
+        """Differences from the layers of RSC: no WeightNorm, no bias, a factor 1/√(fan-in) in every layer."""
         if isinstance(self.chain, str):
             return (self.chain,)
         return _by_layer(self.chain.links, _differences_to_rsc) + _widths(self.chain)
 
     @property
     def has_weight_norm_form(self) -> bool:
-        """Whether the constants of WN are about this network, with any number of outputs and any ‖v_h‖."""
+        """Whether the constants of WN hold for this network, for any number of outputs and any ‖v_h‖."""
         chain = self.chain
         if isinstance(chain, str) or self.weight_norm_differences:
             return False
@@ -104,7 +104,7 @@ class Problem:
 
     @property
     def has_rsc_form(self) -> bool:
-        """Whether the constants of RSC are about this network, with any number of outputs and any ‖v_h‖."""
+        """Whether the constants of RSC hold for this network, for any number of outputs and any ‖v_h‖."""
         if isinstance(self.chain, str) or self.rsc_differences:
             return False
         inputs = self.chain.links[0].affine.weight.shape[1]
@@ -112,7 +112,7 @@ class Problem:
 
     @property
     def _has_smooth_activations(self) -> bool:
-        """One φ in all layers, with |φ'| ≤ 1."""
+        """Whether all layers have the same smooth φ with |φ'| ≤ 1."""
         (*others, phi) = self.activations or (None,)
         return phi is not None and not others and phi.lipschitz <= 1 and math.isfinite(phi.smoothness)
 
@@ -120,9 +120,9 @@ class Problem:
 def network_problem(
     model: nn.Module, x: Tensor, y: Tensor | None = None, loss: Callable[[Tensor, Tensor], Tensor] | None = None
 ) -> Problem:
-    """What the theorems ask about, of a model on samples x (n, …) with targets y and the loss it is trained with.
+    """Collect the properties of a model on samples x (n, …) with targets y and its training loss.
 
-    BatchNorm uses its running statistics, where it keeps some: samples are independent. Nothing is changed.
+    If every BatchNorm keeps running statistics, they are used, so that samples are independent. The model is restored.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -133,9 +133,9 @@ def network_problem(
     """
     tracked = all(layer.running_mean is not None for layer in batch_norm_layers(model).values())
     with preserve_state(model, batch_stats=False if tracked else None):
-        output = record_forward(model, x[:_WATCHED])
+        output = record_forward(model, x[:_RECORDED])
         norms = x.detach().double().flatten(1).norm(dim=1)
-        known: KnownLoss | str = "the loss is not known: it was not given with targets"
+        known: KnownLoss | str = "the loss is not known: no loss and targets were given"
         if y is not None and loss is not None:
             with torch.no_grad():
                 outputs = model(x)
@@ -146,7 +146,7 @@ def network_problem(
 
 
 def _by_layer(links: Iterable[Link], differences: Callable[[Link], list[str]]) -> tuple[str, ...]:
-    """Each difference once, with the layers that have it."""
+    """Return each difference once, with the names of its layers."""
     found: dict[str, list[str]] = {}
     for link in links:
         for difference in differences(link):
@@ -166,7 +166,7 @@ def _differences_to_weight_norm(link: Link) -> list[str]:
     found = _is_convolution(affine) + _has_bias(affine) + _has_factor(link)
     g, v = affine.origin.tensors
     if affine.origin.dim != 0 or g.numel() != len(v):
-        found.append("not one length g for each unit")
+        found.append("not one length g per unit")
     elif g.requires_grad:
         found.append("trained lengths g")
     elif not _all_close(link.after * g.detach(), len(v) ** -0.5):
@@ -179,13 +179,13 @@ def _differences_to_rsc(link: Link) -> list[str]:
     found = ["WeightNorm"] if affine.origin.kind == "weight_norm" else []
     found += _is_convolution(affine) + _has_bias(affine)
     if not math.isclose(link.before, link.factor, rel_tol=_CLOSE):
-        found.append("pooling in front of it")
+        found.append("pooling before the layer")
     scaled = math.isclose(link.factor * link.after, affine.weight.shape[1] ** -0.5, rel_tol=_CLOSE)
     return found if scaled else [*found, "no factor 1/√fan-in"]
 
 
 def _has_factor(link: Link) -> list[str]:
-    return [] if math.isclose(link.before, 1, rel_tol=_CLOSE) else ["a factor in front of it"]
+    return [] if math.isclose(link.before, 1, rel_tol=_CLOSE) else ["a factor before the layer"]
 
 
 def _is_convolution(affine: Affine) -> list[str]:
