@@ -1,4 +1,4 @@
-"""What the theory of BN bounds: the Rademacher complexity of two-layer networks with BatchNorm, and Theorem 2.1."""
+"""BN's bounds: the Rademacher complexity of two-layer networks with BatchNorm (Lemma F.1), and Theorem 2.1."""
 
 import math
 from typing import NamedTuple
@@ -19,24 +19,25 @@ def batchnorm_rademacher(
     *,
     n: int | None = None,
 ) -> float:
-    """An upper bound of the empirical Rademacher complexity of the networks like this one,
+    """Bound the empirical Rademacher complexity of the class of a two-layer network with BatchNorm,
 
         Rad ≤ (2B/n)·[ρ‖X̄‖_F + min(max_j‖v_0j‖·‖X̄‖_F, √(2 ln 2m)·max_j‖X̄v_0j‖)],
 
-    B = Σ_j|a_j c_j|/N_j, ρ = ‖V − V_0‖_F. The class is {x ↦ Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j))} with all a, c, V for
-    which Σ_j|a_j c_j|/N(v_j) ≤ B and ‖V − V_0‖_F ≤ ρ, where V_0 and the mean μ are fixed and N is any fixed positive
-    function; multiplying the outputs by labels ±1 changes nothing. It corrects BN, Lemma F.1, which drops the v_0j and
-    claims 4Bρ‖X̄‖_F/n: 0 at ρ = 0, where the class still has 2m units to choose from.
+    B = Σ_j|a_j c_j|/N_j, ρ = ‖V − V_0‖_F. The class is {x ↦ Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j))} for all a, c, V with
+    Σ_j|a_j c_j|/N(v_j) ≤ B and ‖V − V_0‖_F ≤ ρ, where V_0 and the mean μ are fixed and N is any fixed positive
+    function; multiplying the outputs by labels ±1 does not change it. This corrects BN, Lemma F.1, which drops the v_0j
+    and claims 4Bρ‖X̄‖_F/n. That is 0 at ρ = 0, although the class still contains 2m different units.
 
-    B and ρ are those of the given network. A statement about networks after training needs a union bound over radii.
+    B and ρ are those of the given network. A bound for networks after training needs a union bound over radii.
 
     Args:
-        a: output weights, m of them in any shape.
+        a: m output weights in any shape.
         c: BatchNorm's weight (m,).
-        v: hidden weights V (m, d), and ``v0`` those at the start.
+        v: hidden weights V (m, d).
+        v0: hidden weights V_0 (m, d) at initialization.
         x_centered: X̄ (n, d), the samples minus their mean.
         factors: N_j (m,) of ``v``, positive.
-        n: the bound for that many samples, none of which is larger than the largest of these; ``None``: for these.
+        n: bound for n samples, none larger than the largest of ``x_centered``; ``None`` for exactly these samples.
 
     Raises:
         ValueError: if the shapes do not fit, or a factor is not positive.
@@ -71,19 +72,19 @@ def batchnorm_rademacher(
 
 
 class BatchNormTheorem(NamedTuple):
-    """What BN, Theorem 2.1 says in numbers; see `batchnorm_theorem`.
+    """The numbers of BN, Theorem 2.1; see `batchnorm_theorem`.
 
     Attributes:
-        width_lower: the width it needs, 2²⁹ε_N³ ln^{3/2}(5nt/δ)/γ².
-        width_upper: the width it allows, δe^{d/8}.
+        width_lower: the smallest width, 2²⁹ε_N³ ln^{3/2}(5nt/δ)/γ².
+        width_upper: the largest width, δe^{d/8}.
         width_ok: whether the width is between the two.
         learning_rate: η = 1/(28ε_N γ^{2/3} m^{1/3}).
-        error_bound: of the best of t iterates, 2¹⁵ε_N⁴/(γ²t) + 4 ln(1/δ)/t (BN, eq. (2)).
-        error_bound_appendix: the same as the appendix has it, with 2²³ (BN, eq. (37)).
-        error_vacuous: whether ``error_bound`` is 1 or more.
-        radius_u: what ‖(a, c)_t − (a, c)_0‖ stays below, γ^{1/3}m^{1/6}/(27ε_N).
-        radius_v: what ‖V_t − V_0‖_F stays below, 1/(2ε_N).
-        probability: 1 − 20δ, not below 0.
+        error_bound: test error of the best of t iterates, 2¹⁵ε_N⁴/(γ²t) + 4 ln(1/δ)/t (BN, eq. (2)).
+        error_bound_appendix: the same bound in the appendix, with 2²³ (BN, eq. (37)).
+        error_vacuous: whether ``error_bound`` is at least 1.
+        radius_u: bound of ‖(a, c)_t − (a, c)_0‖, γ^{1/3}m^{1/6}/(27ε_N).
+        radius_v: bound of ‖V_t − V_0‖_F, 1/(2ε_N).
+        probability: max(0, 1 − 20δ).
     """
 
     width_lower: float
@@ -101,27 +102,28 @@ class BatchNormTheorem(NamedTuple):
 def batchnorm_theorem(
     *, epsilon_n: float, gamma: float, n: int, d: int, width: int, steps: int, delta: float
 ) -> BatchNormTheorem:
-    """BN, Theorem 2.1, as printed: SGD on the logistic loss of f(x) = Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j)), y = ±1, with
-    the statistics of the whole training set, ‖x − μ‖ ≤ 1, and a ~ N(0, I/m), v_j ~ N(0, I/d), c = 1 at the start.
+    """Evaluate BN, Theorem 2.1, as printed.
 
-    The proof takes ε_N ≥ 1, and so does this: a smaller ``epsilon_n`` counts as 1, since it is an upper bound. The
-    constants are those of the statement. Its proof does not confirm all of them: the appendix arrives at 2²³ instead of
-    2¹⁵; with the η of the statement, the step "≤ R/8" of the proof would need γ ≥ 251ε_N²; and its Lemma D.3 is for a
-    radius R ≥ 8, which this width does not ensure. So read the scaling in γ, ε_N, m and t from here, and take no
-    constant for proved. Theorem 2.2 (GD) is left out: its eq. (6) rests on the false Lemma F.1, and its radius 8 has
-    no proof (the appendix has the radii of Theorem 2.1 in its place).
+    It is about SGD on the logistic loss of f(x) = Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j)), y = ±1, with the statistics of the
+    whole training set, ‖x − μ‖ ≤ 1, and a ~ N(0, I/m), v_j ~ N(0, I/d), c = 1 at initialization.
+
+    The proof assumes ε_N ≥ 1, an upper bound, so a smaller ``epsilon_n`` is replaced by 1. The constants are those of
+    the statement, which the proof does not confirm: the appendix has 2²³ instead of 2¹⁵; with the η of the statement,
+    the step "≤ R/8" of the proof needs γ ≥ 251ε_N²; and Lemma D.3 assumes a radius R ≥ 8, which this width does not
+    ensure. Rely on the scaling in γ, ε_N, m and t, not on the constants. Theorem 2.2 (GD) is not implemented: its
+    eq. (6) uses the false Lemma F.1, and its radius 8 has no proof (the appendix has the radii of Theorem 2.1 instead).
 
     Args:
-        epsilon_n: ε_N = max_j 1/N(v_j) at the start (Assumption 1.1).
-        gamma: γ = γ_a + γ_c of Assumption 1.2, with the factor 1/√m; 0 where there is no margin.
-        n: training samples.
-        d: entries of a sample.
+        epsilon_n: ε_N = max_j 1/N(v_j) at initialization (Assumption 1.1).
+        gamma: γ = γ_a + γ_c of Assumption 1.2, with the factor 1/√m; 0 without a margin.
+        n: number of training samples.
+        d: dimension of a sample.
         width: m.
         steps: t, at least 1.
-        delta: δ in (0, 1); the theorem holds with the probability 1 − 20δ.
+        delta: δ in (0, 1); the theorem holds with probability 1 − 20δ.
 
     Raises:
-        ValueError: for a value outside of its range.
+        ValueError: if a value is outside its range.
 
     Example:
         >>> theorem = batchnorm_theorem(epsilon_n=2.0, gamma=0.1, n=1000, d=3072, width=4096, steps=10_000, delta=0.01)

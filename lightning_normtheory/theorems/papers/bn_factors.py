@@ -1,4 +1,4 @@
-"""BatchNorm's normalization factors."""
+"""Compute BatchNorm's normalization factors."""
 
 from typing import Any
 
@@ -13,18 +13,18 @@ __all__ = ["batchnorm_factors"]
 
 
 def batchnorm_factors(model: nn.Module, x: Any = None) -> dict[str, Tensor]:
-    """N_j = √(var_j + ε) of every feature j, by BatchNorm layer (BN, Assumption 1.1: ε_N = max_j 1/N_j).
+    """Compute N_j = √(var_j + ε) for every feature j, by BatchNorm layer (BN, Assumption 1.1: ε_N = max_j 1/N_j).
 
     Args:
         model: any model.
-        x: one batch of inputs: N_j of that batch, with the biased variance that normalizes it. Without: the running
-            statistics, whose variance PyTorch keeps unbiased. The two differ.
+        x: one batch of inputs, for N_j of that batch with its biased variance. ``None``: use the running statistics,
+            whose variance is unbiased in PyTorch. The two differ.
 
     Returns:
-        One tensor (features,) per BatchNorm. A layer that is applied several times gives the factors of the last time.
+        One tensor (features,) per BatchNorm. For a layer that is applied several times, the last application counts.
 
     Raises:
-        ValueError: without ``x``, if a layer keeps no running statistics.
+        ValueError: if ``x`` is ``None`` and a layer keeps no running statistics.
 
     Example:
         >>> model = nn.Sequential(nn.BatchNorm1d(1, eps=1e-20))
@@ -44,7 +44,7 @@ def batchnorm_factors(model: nn.Module, x: Any = None) -> dict[str, Tensor]:
 
         return hook
 
-    with preserve_state(model, batch_stats=True), torch.no_grad():  # which takes the hooks away again
+    with preserve_state(model, batch_stats=True), torch.no_grad():  # removes the hooks on exit
         for name, module in layers.items():
             module.register_forward_pre_hook(record(name), with_kwargs=True)
         model(x)

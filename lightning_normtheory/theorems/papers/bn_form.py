@@ -1,4 +1,4 @@
-"""Whether a model is the two-layer network with BatchNorm of BN's theorems, and its quantities if so."""
+"""Recognize the two-layer network with BatchNorm of BN's theorems, and compute its quantities."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -12,11 +12,10 @@ __all__ = ["BatchNormForm", "BatchNormNetwork", "batchnorm_form", "batchnorm_net
 
 
 class BatchNormNetwork(NamedTuple):
-    """The layers of a network of BN's form: f(x) = Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j)), with weights that follow the
-    training.
+    """The layers of a network of BN's form, f(x) = Σ_j a_j σ(c_j⟨v_j, x − μ⟩/N(v_j)); training updates the weights.
 
     Attributes:
-        hidden: the Linear whose weight is V (m, d). Its bias goes into the mean, and has no effect.
+        hidden: the Linear whose weight is V (m, d). Its bias has no effect, since the mean is subtracted.
         norm: the BatchNorm whose weight is c (m,).
         head: the Linear whose weight is a (1, m).
     """
@@ -35,13 +34,13 @@ class BatchNormNetwork(NamedTuple):
 
     @property
     def c(self) -> Tensor:
-        """BatchNorm's weight; ones for ``affine=False``."""
+        """BatchNorm's weight; ones if ``affine=False``."""
         weight = cast(Tensor | None, self.norm.weight)
         return torch.ones_like(self.a) if weight is None else weight
 
     @property
     def shift(self) -> float:
-        """The largest bias behind the normalization, of the BatchNorm or the output: the theory has none."""
+        """The largest |bias| of the BatchNorm and the output layer; BN's network has none."""
         biases = [cast(Tensor | None, bias) for bias in (self.norm.bias, self.head.bias)]
         return max((float(bias.detach().abs().max()) for bias in biases if bias is not None), default=0.0)
 
@@ -50,13 +49,13 @@ class BatchNormNetwork(NamedTuple):
 class BatchNormForm:
     """A network of BN's form on some samples, with the statistics of these samples.
 
-    The paper's f has no 1/√m: that is in its a ~ N(0, I/m), and PyTorch's a is the paper's. BatchNorm's weight is c, V
-    is the weight of the hidden layer (the paper's start is N(0, I/d), PyTorch's own is uniform), and labels are ±1.
+    The paper's f has no factor 1/√m, since a ~ N(0, I/m) includes it; a is PyTorch's weight. c is BatchNorm's weight, V
+    the weight of the hidden layer (initialized as N(0, I/d) in the paper, uniformly in PyTorch), and labels are ±1.
 
     Attributes:
-        network: the layers; ``v``, ``c`` and ``a`` are their weights now, and follow the training.
+        network: the layers; ``v``, ``c`` and ``a`` are their current weights.
         factors: N_j = √(var_j + ε) (m,), with the biased variance.
-        x_centered: the samples minus their mean (n, d). Both in float64 on the CPU, like all that is computed here.
+        x_centered: the samples minus their mean (n, d). Both, and all computed quantities, are float64 on the CPU.
     """
 
     network: BatchNormNetwork
@@ -102,23 +101,23 @@ class BatchNormForm:
 
 
 def batchnorm_network(model: nn.Module) -> BatchNormNetwork | str:
-    """The layers of a model that can have BN's form, by their kinds and shapes, or why there are none.
+    """Find the layers of BN's network by their types and shapes, or return the reason why there are none.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
         >>> batchnorm_network(model).v.shape
         torch.Size([8, 3])
         >>> batchnorm_network(nn.Linear(3, 1))
-        'it has 0 BatchNorm layers, not one'
+        'the model has 0 BatchNorm layers, not one'
     """
     norms = list(batch_norm_layers(model).values())
     if len(norms) != 1:
-        return f"it has {len(norms)} BatchNorm layers, not one"
+        return f"the model has {len(norms)} BatchNorm layers, not one"
     if isinstance(norms[0], nn.SyncBatchNorm):
-        return "its BatchNorm is synchronized between processes"
+        return "the BatchNorm is synchronized between processes"
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if len(linear) != 2:
-        return f"it has {len(linear)} Linear layers, not two"
+        return f"the model has {len(linear)} Linear layers, not two"
     width = norms[0].num_features
     fitting = [
         (hidden, head)
@@ -126,25 +125,26 @@ def batchnorm_network(model: nn.Module) -> BatchNormNetwork | str:
         if hidden.out_features == head.in_features == width and head.out_features == 1
     ]
     if not fitting:
-        return f"its Linear layers do not lead to the {width} features of the BatchNorm and from there to one output"
+        return f"the Linear layers do not lead to the {width} features of the BatchNorm and from there to one output"
     known = [*linear, norms[0]]
     own = {id(parameter) for module in known for parameter in module._parameters.values()}
     if any(id(parameter) not in own for parameter in model.parameters()) or any(
         "weight" not in module._parameters for module in known
     ):
-        return "it has other parameters than the weights and biases of these layers"
+        return "the model has other parameters than the weights and biases of these layers"
     return BatchNormNetwork(fitting[0][0], norms[0], fitting[0][1])
 
 
 def batchnorm_form(model: nn.Module, x: Tensor, outputs: Tensor) -> BatchNormForm | str:
-    """The quantities of BN's theorems, or why the model has not their form: a Linear, whose bias has no effect, a
-    BatchNorm without shift, ReLU, and a Linear to one output without bias. A shift or bias that is 0 counts as none,
-    trained or not; what is frozen does not matter.
+    """Compute the quantities of BN's theorems, or return the reason why the model does not have their form.
+
+    The form is a Linear, whose bias has no effect, a BatchNorm without shift, ReLU, and a Linear to one output without
+    bias. A shift or bias of 0 is allowed, trained or not. Frozen parameters are allowed.
 
     Args:
         x: the samples (n, d), as they enter the first layer.
-        outputs: what the model makes of them (n, 1) as one batch, with its statistics. Whatever is between the layers,
-            it must give the same as a ReLU.
+        outputs: the model's outputs (n, 1) for x as one batch, with its statistics. They must agree with a ReLU between
+            the layers, however the model implements it.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1, bias=False))
@@ -156,21 +156,21 @@ def batchnorm_form(model: nn.Module, x: Tensor, outputs: Tensor) -> BatchNormFor
     if isinstance(network, str):
         return network
     if x.dim() != 2 or x.shape[1] != network.hidden.in_features or len(x) < 2:
-        return f"its input has shape {tuple(x.shape)}, not (n, {network.hidden.in_features}) with n > 1"
+        return f"the input has shape {tuple(x.shape)}, not (n, {network.hidden.in_features}) with n > 1"
     if outputs.numel() != len(x):
-        return f"its outputs have shape {tuple(outputs.shape)}, not ({len(x)}, 1)"
+        return f"the outputs have shape {tuple(outputs.shape)}, not ({len(x)}, 1)"
     if network.shift != 0:
-        return "the shift of the BatchNorm, or the bias of the output, is not zero"
+        return "the bias of the BatchNorm or of the output layer is not zero"
     centered = _double(x) - _double(x).mean(0)
     factors = ((centered @ _double(network.v).t()).square().mean(0) + cast(float, network.norm.eps)).sqrt()
     if not bool((factors > 0).all()):
-        return "a unit is constant on these samples, or a number is not finite"
+        return "a unit is constant on these samples, or a value is not finite"
     form = BatchNormForm(network, factors, centered)
-    # In the precision of the model: a float32 network differs by far less than half of its digits.
+    # Half of the model's digits: rounding in the network is far smaller.
     tol = torch.finfo(outputs.dtype).eps ** 0.5 * float((form.features_a @ _double(network.a).abs()).max())
     if not float((form.outputs - _double(outputs).flatten()).abs().max()) <= tol:
-        return "its outputs are not those of a two-layer ReLU network with the statistics of this batch"
-    return form if tol > 0 else "its outputs are all zero, whatever is between the layers"
+        return "the outputs are not those of a two-layer ReLU network with the statistics of this batch"
+    return form if tol > 0 else "the outputs are all zero, so the activation cannot be checked"
 
 
 def _double(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernels of an infinitely wide two-layer ReLU network with WeightNorm, and what DGM's theorems say of it."""
+"""DGM: kernels of an infinitely wide two-layer ReLU network with WeightNorm, and the constants of its theorems."""
 
 import math
 from typing import NamedTuple
@@ -21,12 +21,14 @@ class InfiniteWidthKernels(NamedTuple):
 
 
 def infinite_width_kernels(x: Tensor) -> InfiniteWidthKernels:
-    """The limits for m → ∞ of f = (1/√m) Σ_k c_k σ(g_k v_kᵀx/‖v_k‖), σ = ReLU, c_k = ±1, v_k ~ N(0, α²I),
-    g_k = ‖v_k‖/α, for samples x (n, d) with angles θ_ij between them (DGM, Section 3):
+    """Compute the infinite-width kernels V∞, G∞ and H∞ for samples x (n, d) (DGM, Section 3).
+
+    They are the limits for m → ∞ of f = (1/√m) Σ_k c_k σ(g_k v_kᵀx/‖v_k‖), σ = ReLU, c_k = ±1, v_k ~ N(0, α²I),
+    g_k = ‖v_k‖/α. With θ the angle between x_i and x_j,
 
         H∞ = x_i·x_j (π − θ)/(2π),   G∞ = ‖x_i‖‖x_j‖ (sin θ + (π − θ) cos θ)/(2πd),   V∞ = H∞ − G∞
 
-    The tangent kernel at the start is V∞/α² + G∞; λ₀ = λ_min(V∞), μ₀ = λ_min(G∞).
+    The tangent kernel at initialization is V∞/α² + G∞; λ₀ = λ_min(V∞), μ₀ = λ_min(G∞).
 
     Example:
         Two orthogonal unit vectors in the plane: H = I/2 + 0, G = (π/(2π·2), 1/(2π·2))
@@ -41,7 +43,7 @@ def infinite_width_kernels(x: Tensor) -> InfiniteWidthKernels:
     d = x.shape[1]
     norms = x.norm(dim=1, keepdim=True)
     unit = x / norms.clamp_min(torch.finfo(torch.float64).tiny)
-    # From both half-angles: the arc cosine of an inner product loses half of the digits near 0 and π.
+    # Use half-angles: the arc cosine of an inner product loses half of the digits near 0 and π.
     exact = "donot_use_mm_for_euclid_dist"
     theta = 2 * torch.atan2(torch.cdist(unit, unit, compute_mode=exact), torch.cdist(unit, -unit, compute_mode=exact))
     products = norms * norms.t()
@@ -51,14 +53,14 @@ def infinite_width_kernels(x: Tensor) -> InfiniteWidthKernels:
 
 
 class DGMForm(NamedTuple):
-    """A network of DGM's form with the constants of its theorems on some samples.
+    """The constants of DGM's theorems for a network of its form on some samples.
 
     Attributes:
         alpha: α = ‖v_k‖/g_k.
         lambda_0: λ_min(V∞).
         mu_0: λ_min(G∞).
-        floor: what both can be off by.
-        threshold: what λ_min of the tangent kernel stays above, for a network that is wide enough: λ₀/(2α²) for
+        floor: error bound of both eigenvalues.
+        threshold: lower bound of λ_min of the tangent kernel during training of a wide enough network: λ₀/(2α²) for
             α ≤ 1 (DGM, Theorem 4.1), μ₀/2 for α > 1 (Theorem 4.2).
     """
 
@@ -69,43 +71,46 @@ class DGMForm(NamedTuple):
 
     @property
     def threshold(self) -> float:
-        # α is measured: what was meant to be 1 is 1 up to rounding.
+        # α is measured, so a network with α = 1 has it up to rounding.
         return self.lambda_0 / (2 * self.alpha**2) if self.alpha <= 1 + 1e-6 else self.mu_0 / 2
 
 
 def dgm_form(model: nn.Module, x: Tensor, outputs: Tensor) -> DGMForm | str:
-    """The constants of DGM's theorems, or why the model has not their form: a Linear under WeightNorm without bias,
-    the only one that is trained, ReLU, and a Linear with the weights ±1/√m, at the start of the training.
+    """Compute the constants of DGM's theorems, or return the reason why the model does not have their form.
+
+    The form, at initialization, is a Linear under WeightNorm without bias, the only trained layer, ReLU, and a Linear
+    with weights ±1/√m.
 
     Args:
         x: the samples (n, d), as they enter the first layer.
-        outputs: what the model makes of them (n, 1). Whatever is between the layers, it must give the same as a ReLU.
+        outputs: the model's outputs (n, 1) for x. They must agree with a ReLU between the layers, however the model
+            implements it.
     """
     found = [(module, triple) for module in model.modules() for triple in weight_norm_parameters(module)]
     if len(found) != 1:
-        return f"it has {len(found)} weights under WeightNorm, not one"
+        return f"the model has {len(found)} weights under WeightNorm, not one"
     layer, (_, g, v) = found[0]
     if not isinstance(layer, nn.Linear) or layer.bias is not None or g.numel() != len(v):
-        return "the layer under WeightNorm is no Linear without bias, with a length for each unit"
+        return "the layer under WeightNorm is not a Linear without bias with one length per unit"
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     if trained != {id(g), id(v)}:
-        return "other parameters are trained than the lengths and directions of one layer, or not all of these"
+        return "not all lengths and directions of the layer under WeightNorm are trained, or other parameters are"
     head = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not layer and m.in_features == len(v)]
     if len(head) != 1 or head[0].bias is not None or head[0].out_features != 1:
-        return "there is no one output layer without bias behind it"
+        return "the layer under WeightNorm is not followed by one output layer without bias"
     width = len(v)
     c = head[0].weight.detach()[0]
     if not torch.allclose(c.abs(), torch.full_like(c, width**-0.5), rtol=1e-3):
         return "the output weights are not ±1/√m"
     if x.dim() != 2 or x.shape[1] != v.shape[1]:
-        return f"its input has shape {tuple(x.shape[1:])}, not ({v.shape[1]},)"
+        return f"the input has shape {tuple(x.shape[1:])}, not ({v.shape[1]},)"
     norms = v.detach().norm(dim=1)
     alphas = norms / g.detach().flatten()
     if not bool((alphas > 0).all()) or float(alphas.max()) > 1.001 * float(alphas.min()):
         return "the lengths are not ‖v‖/α with one α for all units"
     hidden = torch.relu(x.to(v) @ v.detach().t() * (g.detach().flatten() / norms))
     if not torch.allclose(hidden @ c, outputs.detach().reshape(-1).to(c), rtol=1e-3, atol=1e-4):
-        return "its outputs are not those of a two-layer ReLU network"
+        return "the outputs are not those of a two-layer ReLU network"
     V, G, H = infinite_width_kernels(x)
     scale = largest_eigenvalue(H)
     floor = len(x) * torch.finfo(torch.float64).eps * scale

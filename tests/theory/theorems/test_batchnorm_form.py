@@ -143,14 +143,14 @@ def test_why_it_is_another(build, reason):
 def test_a_network_that_is_zero():
     model = network()
     nn.init.zeros_(model[3].weight)
-    assert form_of(model) == "its outputs are all zero, whatever is between the layers"
+    assert form_of(model) == "the outputs are all zero, so the activation cannot be checked"
 
 
 def test_samples_that_do_not_fit():
     model, x = network(), data()
-    assert "its input has shape" in batchnorm_form(model, x[:, :2], model(x))
-    assert "its input has shape" in batchnorm_form(model, x[:1], model(x)[:1])
-    assert "its outputs have shape" in batchnorm_form(model, x, model(x)[:3])
+    assert "the input has shape" in batchnorm_form(model, x[:, :2], model(x))
+    assert "the input has shape" in batchnorm_form(model, x[:1], model(x)[:1])
+    assert "the outputs have shape" in batchnorm_form(model, x, model(x)[:3])
     assert "not finite" in batchnorm_form(model, x * math.nan, model(x))
 
 
