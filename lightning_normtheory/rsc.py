@@ -1,4 +1,4 @@
-"""The RSC ratio ‖∇L‖²/L and the averaged gradient of the predictor."""
+"""Compute the RSC ratio ‖∇L‖²/L and the mean gradient of the predictor."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ class RSC(NamedTuple):
     Attributes:
         loss: L, the mean over all samples.
         grad_norm_sq: ‖∇L‖² over the trainable parameters.
-        ratio: R = ‖∇L‖²/L (WN); NaN where L = 0, since nothing is left to divide.
+        ratio: R = ‖∇L‖²/L (WN); NaN if L = 0.
         mean_predictor_grad_norm_sq: ‖ḡ‖², ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i) (RSC).
     """
 
@@ -37,16 +37,16 @@ def rsc_ratio(
     *,
     batch_stats: bool | None = None,
 ) -> RSC:
-    """R(θ) = ‖∇L(θ)‖²/L(θ) with L = (1/n) Σ_i ℓ(f(x_i), y_i), and ‖ḡ‖² of the predictor, exact over all batches.
+    """Compute R(θ) = ‖∇L(θ)‖²/L(θ) for L = (1/n) Σ_i ℓ(f(x_i), y_i), and ‖ḡ‖² of the predictor, over all batches.
 
-    R is the quantity of restricted strong convexity in WN, Lemma 5.1; ‖ḡ‖² that of RSC, Theorem 5.1. Both scale with
-    the loss: the papers' L sums over outputs, `torch.nn.MSELoss` also averages over them and is L/k.
+    WN, Lemma 5.1 uses R for restricted strong convexity; RSC, Theorem 5.1 uses ‖ḡ‖². R scales with the loss: the
+    papers' L sums over outputs, while `torch.nn.MSELoss` averages over them and is L/k.
 
     Args:
-        model: f; outputs of shape (n, …), where everything behind the samples counts as the k outputs.
+        model: f; outputs of shape (n, …), where all axes after the first count as the k outputs.
         loss: ``loss(output, target)``, a mean over the samples of a batch.
         batches: pairs ``(x, y)``. Batches of different sizes are weighted by their size.
-        batch_stats: whether BatchNorm uses the statistics of each batch; ``None``: as the model is set.
+        batch_stats: whether BatchNorm uses the statistics of each batch; ``None`` follows ``model.training``.
 
     Example:
         One weight w = 1, f = wx, L = ½Σ(x_i − y_i)² = ½(1 + 4), ∇L = ½Σ 2(x_i − y_i)x_i = ½(2 + 12)
@@ -79,7 +79,7 @@ def rsc_ratio(
 def rsc_from_sums(
     samples: float, loss_sum: float, loss_gradient_sum: Tensor, outputs: float, predictor_gradient_sum: Tensor
 ) -> RSC:
-    """The result from sums over samples (and over outputs), so that batches and processes can be added up first."""
+    """Compute the result from sums over samples and outputs, which batches and processes can add up first."""
     loss = loss_sum / samples
     grad_norm_sq = float(loss_gradient_sum @ loss_gradient_sum) / samples**2
     ratio = grad_norm_sq / loss if loss != 0 else float("nan")
@@ -89,7 +89,7 @@ def rsc_from_sums(
 def gradients_of(
     value: Tensor, parameters: dict[str, nn.Parameter], *, retain_graph: bool = False
 ) -> list[Tensor | None]:
-    """∇value by parameter, ``None`` for those that do not enter; ``.grad`` is not used."""
+    """Compute ∇value by parameter, ``None`` for unused parameters; ``.grad`` is not touched."""
     if value.numel() != 1:
         raise ValueError(f"Expected a scalar to differentiate, but got a tensor of shape {tuple(value.shape)}.")
     require_graph(value, "a value")
@@ -100,9 +100,9 @@ def gradients_of(
 
 
 def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: float, sizes: Sequence[int]) -> None:
-    """total += weight·∇, in place, for one flat vector (p,) of all parameters with these sizes.
+    """Add weight·∇ in place to a flat vector (p,) of all parameters with these sizes.
 
-    The total is in float64 whatever the model's dtype: sums of many gradients must not depend on the split.
+    The total is float64 for every dtype of the model, so that the sum does not depend on the split into batches.
 
     Example:
         >>> total = torch.zeros(3, dtype=torch.float64)
@@ -118,7 +118,7 @@ def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: flo
 def rsc_of_one_batch(
     loss: float, loss_gradients: Sequence[Tensor | None], outputs: int, predictor_gradients: Sequence[Tensor | None]
 ) -> tuple[RSC, float]:
-    """The result of a single batch, without a copy of its gradients, and the cosine of the angle between them.
+    """Compute the result of a single batch, without copying its gradients, and the cosine of the two gradients.
 
     Example:
         >>> rsc_of_one_batch(2.0, [torch.tensor([3.0, 4.0])], 2, [torch.tensor([0.0, 2.0])])
@@ -137,7 +137,7 @@ def _sum_of_products(first: Sequence[Tensor | None], second: Sequence[Tensor | N
 
 
 def zero_gradient(parameters: dict[str, nn.Parameter]) -> Tensor:
-    """A total (p,) to add gradients to."""
+    """Return a zero vector (p,) to add gradients to."""
     first = next(iter(parameters.values()))
     # Apple's GPUs have no float64.
     dtype = torch.float32 if first.device.type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""The verdict on one theorem, as a run's file keeps it."""
+"""The verdict on one theorem, as stored in a run's file."""
 
 import textwrap
 from collections.abc import Iterable
@@ -10,13 +10,12 @@ Verdict = Literal["applies", "generalized", "does not apply"]
 
 
 class TheoremStatus(NamedTuple):
-    """One theorem and this network.
+    """Whether one theorem applies to a network.
 
     Attributes:
-        theorem: the paper and what it is about.
-        verdict: ``"generalized"``: an assumption fails, and what is reported is our form of the theorem, which does not
-            need it.
-        reasons: the assumptions that fail; or, where it applies, what was measured instead of known.
+        theorem: the paper, the theorem's number and its subject.
+        verdict: ``"generalized"``: an assumption fails, and the reported bounds are a form of the theorem without it.
+        reasons: the assumptions that fail; if the theorem applies, its limits and what was measured.
     """
 
     theorem: str
@@ -28,7 +27,7 @@ class TheoremStatus(NamedTuple):
 
 
 def theorem_table(rows: Iterable[TheoremStatus], width: int = 80) -> str:
-    """The lines as a table for a terminal.
+    """Format verdicts as a table for a terminal.
 
     Example:
         >>> rows = TheoremStatus("WN, Theorem 6.1", "applies"), TheoremStatus("BN", "does not apply", ("no BatchNorm",))

@@ -1,4 +1,4 @@
-"""The margin of a linear predictor on given features, exactly: the distance from 0 to a convex hull."""
+"""Compute the exact margin of a linear predictor on given features: the distance from 0 to a convex hull."""
 
 from typing import NamedTuple
 
@@ -20,14 +20,14 @@ _MAX_ENTRIES, _MAX_WORK = 300, 1e11
 
 
 class Margin(NamedTuple):
-    """A bracket of γ = max_{‖a‖≤1} min_i y_i⟨a, φ_i⟩ with the two points that prove it.
+    """Lower and upper bounds of γ = max_{‖a‖≤1} min_i y_i⟨a, φ_i⟩, with the two points that prove them.
 
     Attributes:
-        lower: min_i y_i⟨a, φ_i⟩ of ``direction``; 0 where no better one was found, which a = 0 attains.
-        upper: ‖Σ_i λ_i y_i φ_i‖ of ``weights``, the length of a point of the hull.
-        direction: a (m,), of length 1, or 0.
-        weights: λ (n,), nonnegative, with the sum 1; positive on the support vectors.
-        converged: whether the relative gap is at most 1e-6, or γ = 0 up to the rounding of the hull's point.
+        lower: min_i y_i⟨a, φ_i⟩ of ``direction``; 0, attained by a = 0, if no better direction was found.
+        upper: ‖Σ_i λ_i y_i φ_i‖ of ``weights``, the norm of a point of the hull.
+        direction: a (m,), of norm 1, or 0.
+        weights: λ (n,), nonnegative with sum 1; positive on the support vectors.
+        converged: whether the relative gap is at most 1e-6, or γ = 0 up to rounding of the hull's point.
     """
 
     lower: float
@@ -43,12 +43,12 @@ class Margin(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """upper − lower ≥ 0: what the value is off by at most."""
+        """upper − lower ≥ 0, the error bound of the value."""
         return self.upper - self.lower
 
 
 def batchnorm_margin(features: Tensor, labels: Tensor) -> Margin:
-    """γ·√m of BN, Assumption 1.2, with V frozen at V_0: the largest margin of a linear predictor without bias,
+    """Compute γ·√m of BN, Assumption 1.2, with V frozen at V_0: the largest margin of a linear predictor without bias,
 
         max_{‖a‖≤1} min_i y_i⟨a, φ_i⟩ = min {‖Σ_i λ_i y_i φ_i‖ : λ ≥ 0, Σ_i λ_i = 1},
 
@@ -56,11 +56,11 @@ def batchnorm_margin(features: Tensor, labels: Tensor) -> Margin:
     φ_i = ∂_a f(x_i; W_0) and ∂_c f(x_i; W_0). Both sides are recomputed from the features and bracket the margin.
 
     Args:
-        features: φ (n, m), finite. The work is done on the CPU in float64, with an (n, n) matrix.
+        features: φ (n, m), finite. Computed on the CPU in float64, with an (n, n) matrix.
         labels: y (n,), each −1 or +1; booleans and labels 0 and 1 stand for −1 and +1.
 
     Raises:
-        ValueError: for other shapes, labels, or features that are not finite.
+        ValueError: if the shapes or labels do not fit, or a feature is not finite.
 
     Example:
         The hull of (3, 0) and (0, 4) is a segment at the distance 12/5
@@ -84,7 +84,7 @@ def _signs(features: Tensor, labels: Tensor) -> Tensor:
     if features.dim() != 2 or 0 in features.shape or labels.shape != features.shape[:1]:
         raise ValueError(
             f"Expected features (n, m) and labels (n,), but got {tuple(features.shape)} and {tuple(labels.shape)}. "
-            "Flatten what belongs to one sample."
+            "Flatten the features of each sample."
         )
     if not bool(torch.isfinite(features).all()):
         raise ValueError("Expected finite features, but some are infinite or NaN. Leave their samples out.")
@@ -132,7 +132,7 @@ def _nearest(points: Tensor) -> Margin:
 
 
 def _bracket(points: Tensor, u: Tensor, direction: Tensor | None = None) -> Margin:
-    """What a nonnegative u proves, and a direction where there is a better one than toward the point that u gives."""
+    """Return the bounds proved by a nonnegative u and a direction, by default toward the hull's point of u."""
     weights = u.clamp_min(0)
     weights = weights / weights.sum()
     w = weights @ points
@@ -148,7 +148,7 @@ def _bracket(points: Tensor, u: Tensor, direction: Tensor | None = None) -> Marg
 
 
 def _relative_gap(margin: Margin) -> tuple[float, float]:
-    """What is less is better."""
+    """Return a sort key; smaller is better."""
     relative = margin.gap / margin.upper if margin.upper > 0 else 0.0
     return (0.0 if margin.lower == 0 and margin.converged else relative), margin.upper
 

@@ -1,4 +1,4 @@
-"""The dyadic data set, on which BatchNorm's margin outgrows the linear one."""
+"""BN's dyadic data set, on which the margin with BatchNorm exceeds the linear margin."""
 
 import math
 
@@ -9,9 +9,9 @@ __all__ = ["dyadic_data", "dyadic_linear_margin"]
 
 
 def dyadic_data(d: int, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """(x_j, y_j) = (2⁻ʲe_j, +1) and (−2⁻ʲe_j, −1) for j = 1 … d (BN, Definition 1.1): features of every magnitude.
+    """Generate (x_j, y_j) = (2⁻ʲe_j, +1) and (−2⁻ʲe_j, −1) for j = 1 … d (BN, Definition 1.1).
 
-    The mean is 0 and the covariance diag(2⁻²ʲ)/d, so with BN's ε = 0 it is N(v)² = Σ_j 4⁻ʲv_j²/d.
+    The mean is 0 and the covariance diag(2⁻²ʲ)/d, so with BN's ε = 0, N(v)² = Σ_j 4⁻ʲv_j²/d.
 
     Returns:
         x (2d, d) and y (2d,), the positive samples first.
@@ -28,9 +28,9 @@ def dyadic_data(d: int, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor, 
 
 
 def dyadic_linear_margin(d: int) -> float:
-    """γ_linear = √(3/(4^{d+1} − 4)), what the direction (2, 4, …, 2ᵈ) attains on `dyadic_data` (BN, Proposition 1.1).
+    """Compute γ_linear = √(3/(4^{d+1} − 4)), attained by (2, 4, …, 2ᵈ) on `dyadic_data` (BN, Proposition 1.1).
 
-    The proposition says that γ ≥ (√d/40)·γ_linear for the network with BatchNorm.
+    By the proposition, γ ≥ (√d/40)·γ_linear for the network with BatchNorm.
 
     Example:
         >>> dyadic_linear_margin(1)
@@ -42,4 +42,4 @@ def dyadic_linear_margin(d: int) -> float:
 
 def _require_dimension(d: int) -> None:
     if type(d) is not int or not 1 <= d <= 500:
-        raise ValueError(f"Expected a dimension d from 1 to 500, but got {d!r}. Beyond, its squares vanish.")
+        raise ValueError(f"Expected a dimension d from 1 to 500, but got {d!r}. Beyond 500, squares underflow to 0.")

@@ -1,4 +1,4 @@
-"""The constants of RSC's theorems for a network of the paper's form, its condition, and what the NTK's says of it."""
+"""Compute RSC's constants for a network of the paper's form, its condition, and how the NTK condition implies it."""
 
 import math
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ __all__ = [
 
 
 class RSCConstants(NamedTuple):
-    """The result of `rsc_constants`. α = k(c₁‖ḡ‖² − c₂/√m) follows with a measured ‖ḡ‖²: see `rsc_condition`.
+    """The result of `rsc_constants`. With a measured ‖ḡ‖², α = k(c₁‖ḡ‖² − c₂/√m): see `rsc_condition`.
 
     Attributes:
         c_H: c_H/√m ≥ ‖∇²_θ f_h(θ; x)‖₂ (RSC, Theorem 4.1, eq. (5)).
         varrho: ϱ ≥ ‖∇_θ f_h(θ; x)‖ (Lemma 4.1, eq. (9)).
-        c_rho: bound of L(θ) (Lemma 4.2); for k outputs what the paper writes k·c.
+        c_rho: bound of L(θ) (Lemma 4.2); for k outputs, k·c in the paper.
         c1: 2κ² (Theorem 5.1, eq. (10)).
         c2: 2c_H(2ϱρ₂ + √c_rho) (eq. (10), eq. (45)).
         beta: the constant of smoothness (Theorem 5.2, eq. (11); for k outputs Theorem C.3, eq. (46)).
@@ -59,8 +59,10 @@ def rsc_constants(
     v0_norm: float = 1.0,
     inputs: int | None = None,
 ) -> RSCConstants:
-    """The constants of f_h(θ; x) = v_hᵀα_L/√m, α_l = φ(W_l α_{l−1}/√m_{l−1}), ‖x‖ = √d (RSC, eqs. (1) and (41)) and of
-    L = (1/n) Σ_i Σ_h (y_ih − f_h(x_i))², for k outputs.
+    """Compute the constants of RSC's network (eqs. (1) and (41)) and of its square loss, for k outputs.
+
+    The network is f_h(θ; x) = v_hᵀα_L/√m, α_l = φ(W_l α_{l−1}/√m_{l−1}), ‖x‖ = √d; the loss is
+    L = (1/n) Σ_i Σ_h (y_ih − f_h(x_i))².
 
     With h(l) = γ^{l−1} + |φ(0)| Σ_{i<l} γ^{i−1} ≥ ‖α_{l−1}‖/√m_{l−1} and s = ``v0_norm`` + ρ₁ ≥ ‖v_h‖:
 
@@ -70,20 +72,20 @@ def rsc_constants(
         ϱ² = h(L+1)² + (s²/m) Σ_l h(l)²γ^{2(L−l)},   c = (2/n) Σ‖y_i‖² + 2k s²h(L+1)²
         c₁ = 2κ²,   c₂ = 2c_H(2ϱρ₂ + √c),   α = k(c₁‖ḡ‖² − c₂/√m),   β = k(2ϱ² + 2c_H√c/√m)
 
-    This deviates from the print in three places. Eqs. (6)–(7) take a maximum over an empty set for L = 1, and use γ^L
-    for products of fewer factors, too small when γ < 1. Lemma 4.2 prints g(γ) with Σγ^i where its proof has Σγ^{i−1}:
-    it is h(L+1). Eq. (9) divides the gradient in x by √m where d inputs give √d: γ^L s/√d.
+    This deviates from the paper in three places. Eqs. (6)–(7) take a maximum over an empty set for L = 1, and use γ^L
+    for products of fewer factors, which is too small if γ < 1. Lemma 4.2 prints g(γ) with Σγ^i where its proof has
+    Σγ^{i−1}, which is h(L+1). Eq. (9) divides the gradient in x by √m instead of √d: it is γ^L s/√d.
 
-    The bounds are deterministic for a measured γ. With γ = σ₁ + ρ/√m they hold with the probability of the paper.
+    The bounds are deterministic for a measured γ. With γ = σ₁ + ρ/√m they hold with the paper's probability.
 
     Args:
         depth: L, the number of hidden layers.
-        width: m, of every one of them.
+        width: m, the width of every hidden layer.
         gamma: γ ≥ ‖W_l‖₂/√m for every layer, at both ends of the step (`rsc_radii`).
         rho1: ρ₁ ≥ ‖v_h − v_h(0)‖ for every output, at both ends of the step.
         rho2: ρ₂ ≥ ‖θ' − θ‖; only c₂ depends on it.
         kappa: κ = |cos(θ' − θ, ḡ)|.
-        beta_phi: β_φ ≥ |φ''|; |φ'| ≤ 1 is assumed (of GELU and SiLU it is not true).
+        beta_phi: β_φ ≥ |φ''|; |φ'| ≤ 1 is assumed, which is false for GELU and SiLU.
         phi0: φ(0).
         targets: y, (n,) or (n, k). `torch.nn.MSELoss` is L/k.
         v0_norm: the largest ‖v_h(0)‖, 1 in the paper.
@@ -114,7 +116,7 @@ def rsc_constants(
 
 
 def _layer_norms(depth: int, gamma: float, phi0: float) -> list[float]:
-    """h(1), …, h(L+1), from h(1) = 1 and h(l+1) = γh(l) + |φ(0)|."""
+    """Return h(1), …, h(L+1), from h(1) = 1 and h(l+1) = γh(l) + |φ(0)|."""
     h = [1.0]
     for _ in range(depth):
         h.append(gamma * h[-1] + phi0)
@@ -122,7 +124,7 @@ def _layer_norms(depth: int, gamma: float, phi0: float) -> list[float]:
 
 
 def _powers(gamma: float, highest: int) -> list[float]:
-    """γ⁰, γ¹, …: by multiplication, which overflows to infinity where ``**`` raises."""
+    """Return γ⁰, γ¹, … by multiplication, which overflows to infinity where ``**`` raises."""
     powers = [1.0]
     for _ in range(highest):
         powers.append(powers[-1] * gamma)
@@ -130,7 +132,7 @@ def _powers(gamma: float, highest: int) -> list[float]:
 
 
 def _hessian_constant(h: list[float], powers: list[float], s: float, beta_phi: float) -> float:
-    """c_H from h(1), …, h(L+1). Layers are counted from 0 here: h(l) is ``h[l - 1]``, and L becomes L − 1."""
+    """Return c_H from h(1), …, h(L+1). Layers are counted from 0: h(l) is ``h[l - 1]``, and L becomes L − 1."""
     depth = len(h) - 1
     total = 0.0
     for p in range(depth):
@@ -165,13 +167,13 @@ class RSCRadii(NamedTuple):
 
 
 def rsc_radii(weights: Sequence[Tensor], initial: Sequence[Tensor]) -> RSCRadii:
-    """γ, ρ and ρ₁ of a network in the ball of RSC, Definition 3.1, for the weights W_1, …, W_L, V now and at the start.
+    """Compute γ, ρ and ρ₁ of RSC, Definition 3.1, from the current and initial weights W_1, …, W_L, V.
 
-    The bounds hold on the segment between two points with the larger γ and ρ₁ of both: the norms are convex.
+    With the larger γ and ρ₁ of two points, the bounds hold on the segment between them, since norms are convex.
 
     Args:
-        weights: W_l (m, m_{l−1}) as in the paper's eq. (1), not yet divided by √m_{l−1}, and V (k, m) or (m,).
-        initial: the same at initialization.
+        weights: W_l (m, m_{l−1}) as in the paper's eq. (1), not divided by √m_{l−1}, and V (k, m) or (m,).
+        initial: the same weights at initialization.
 
     Example:
         >>> start = [torch.zeros(4, 2), torch.tensor([0.6, 0.8, 0.0, 0.0])]
@@ -210,13 +212,13 @@ class RSCCondition(NamedTuple):
 
 
 def rsc_condition(mean_predictor_grad_norm_sq: float, constants: RSCConstants, width: int) -> RSCCondition:
-    """Whether restricted strong convexity is certain: ‖ḡ‖² > c₂/(c₁√m) = c₂/(2κ²√m) (RSC, Remark 5.1 and eq. (16)).
+    """Check the condition for restricted strong convexity, ‖ḡ‖² > c₂/(c₁√m) = c₂/(2κ²√m) (RSC, Remark 5.1, eq. (16)).
 
     α = k(c₁‖ḡ‖² − c₂/√m) is Theorem 5.1, eq. (10), and for k outputs Theorem C.2, eq. (45); α < β always (Remark 5.2).
 
     Args:
         mean_predictor_grad_norm_sq: ‖ḡ‖², ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i) (`rsc_ratio`).
-        constants: of `rsc_constants`.
+        constants: the result of `rsc_constants`.
         width: m.
 
     Example:
@@ -235,12 +237,12 @@ def rsc_condition(mean_predictor_grad_norm_sq: float, constants: RSCConstants, w
 
 
 def ntk_lower_bound(lambda_min: float, samples: int, outputs: int = 1) -> float:
-    """λ_min(K)/(nk) ≤ ‖ḡ‖², what the tangent kernel K (nk, nk) of all outputs guarantees (RSC, Remark 5.5).
+    """Compute λ_min(K)/(nk) ≤ ‖ḡ‖², a bound from the tangent kernel K (nk, nk) of all outputs (RSC, Remark 5.5).
 
-    ‖ḡ‖² = 1ᵀK1/(nk)² is the quadratic form of K at the unit vector 1/√(nk), divided by nk; λ_min is the smallest over
-    all unit vectors. So the NTK condition λ_min ≥ c₀ implies that of RSC once c₀/(nk) > c₂/(c₁√m), which is
+    ‖ḡ‖² = 1ᵀK1/(nk)² is the quadratic form of K at the unit vector 1/√(nk), divided by nk; λ_min is its minimum over
+    all unit vectors. So the NTK condition λ_min ≥ c₀ implies RSC's if c₀/(nk) > c₂/(c₁√m), that is,
     ``rsc_condition(ntk_lower_bound(c0, n, k), constants, m).holds``: for m = Ω((nk)²), not for every width. The
-    converse is false: ‖ḡ‖² can be large where λ_min = 0.
+    converse is false: ‖ḡ‖² can be large although λ_min = 0.
 
     Example:
         f_i = ⟨θ, e_i⟩ for i = 1, 2 has K = I and ḡ = (½, ½): here the bound is met
@@ -249,5 +251,5 @@ def ntk_lower_bound(lambda_min: float, samples: int, outputs: int = 1) -> float:
         (0.5, 0.5)
     """
     check_counts(samples=samples, outputs=outputs)
-    # Rounding can make the smallest eigenvalue of a Gram matrix negative; ‖ḡ‖² ≥ 0 is known without it.
+    # Rounding can make the smallest eigenvalue of a Gram matrix negative, but ‖ḡ‖² ≥ 0.
     return max(lambda_min, 0.0) / (samples * outputs)

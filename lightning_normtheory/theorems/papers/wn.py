@@ -1,4 +1,4 @@
-"""The constants of WN's theorems for a network of the paper's form, explicit where the paper writes O(…)."""
+"""Compute the constants of WN's theorems for a network of the paper's form, explicit where the paper writes O(…)."""
 
 import math
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class WeightNormConstants(NamedTuple):
         loss: φ̄ ≥ L(θ) (Proposition 4.1, eq. (9)).
         lipschitz: s ≥ ‖∇_x f_h(θ; x)‖ at every x (eq. (7)).
         alpha: the constant of restricted strong convexity (Lemma 5.1, eq. (13)), or ``None`` without κ and R. It is
-            usually negative at practical widths, and then says nothing.
+            usually negative at practical widths; then there is no guarantee.
         beta: the constant of smoothness (Lemma 5.2, eq. (16)), always above α.
     """
 
@@ -51,8 +51,10 @@ def weightnorm_constants(
     ratio: float | None = None,
     v0_norm: float = 1.0,
 ) -> WeightNormConstants:
-    """The constants of f_h(θ; x) = v_hᵀα_L, α_l = φ(Ŵ_l α_{l−1}/√m), where Ŵ_l has rows of unit norm and ‖x‖ = 1 (WN,
-    eq. (1)), and of L = (1/n) Σ_i Σ_h (y_ih − f_h(x_i))², for k outputs.
+    """Compute the constants of WN's network (eq. (1)) and of its square loss, for k outputs.
+
+    The network is f_h(θ; x) = v_hᵀα_L, α_l = φ(Ŵ_l α_{l−1}/√m), where Ŵ_l has rows of unit norm and ‖x‖ = 1; the loss
+    is L = (1/n) Σ_i Σ_h (y_ih − f_h(x_i))².
 
     With a_l = 1/√m + (l−1)|φ(0)|, a bound A = 1 + L|φ(0)|√m of ‖α_L‖, w = ``w_min`` and s = ``v0_norm`` + ρ₁ ≥ ‖v_h‖:
 
@@ -62,19 +64,19 @@ def weightnorm_constants(
         ϱ² = A² + 4s² Σ_l a_l²/w²,   φ̄ = (2/n) Σ‖y_i‖² + 2k s²A²
         α = (κ²/2)R − (4kϱρ₂ + 2√(kφ̄))H̄,   β = 2kϱ² + 2√(kφ̄)H̄
 
-    This deviates from the print in two places. Eq. (22) has no second term for p = q, although layer p is also curved
-    by what comes behind it; eq. (36) has lost s in the first term. The paper has one output. For k of them the sums
-    over h in the loss Hessian (2/n) ΣΣ ∇f∇fᵀ + (1/n) ΣΣ ℓ'∇²f bring k and, by Cauchy–Schwarz, √k.
+    This deviates from the paper in two places. Eq. (22) lacks the second term for p = q, the curvature of layer p
+    through the layers after it; eq. (36) lacks s in the first term. The paper has one output. For k outputs, the sums
+    over h in the loss Hessian (2/n) ΣΣ ∇f∇fᵀ + (1/n) ΣΣ ℓ'∇²f add factors k and, by Cauchy–Schwarz, √k.
 
-    β and α hold between θ and every θ' for which all bounds hold on the segment. For a step of plain gradient descent
-    ``w_min`` = w_min(θ_t) is enough, since a row moves orthogonally to itself and cannot become shorter. For all other
-    points of the ball of radius ρ₂ pass w_min(θ_t) − ρ₂. The value passed is the one used.
+    β and α hold between θ and every θ' for which all bounds hold on the segment. For a step of plain gradient descent,
+    pass ``w_min`` = w_min(θ_t), since a row moves orthogonally to itself and cannot become shorter. For all other
+    points of the ball of radius ρ₂, pass w_min(θ_t) − ρ₂.
 
     Args:
         depth: L, the number of hidden layers.
-        width: m, of every one of them.
+        width: m, the width of every hidden layer.
         w_min: the smallest norm of a weight vector before normalization (`min_weight_norm`).
-        beta_phi: β_φ ≥ |φ''|; |φ'| ≤ 1 is assumed (of GELU and SiLU it is not true).
+        beta_phi: β_φ ≥ |φ''|; |φ'| ≤ 1 is assumed, which is false for GELU and SiLU.
         phi0: φ(0).
         rho1: ρ₁ ≥ ‖v_h − v_h(0)‖ for every output, at both ends of the step.
         rho2: ρ₂ ≥ ‖θ' − θ‖; only α depends on it.
@@ -93,7 +95,7 @@ def weightnorm_constants(
     check_counts(depth=depth, width=width)
     check_sizes(w_min=w_min, beta_phi=beta_phi, rho1=rho1, rho2=rho2, v0_norm=v0_norm)
     if w_min == 0:
-        raise ValueError("Expected w_min > 0, but got 0: a weight vector of norm 0 has no direction, f is not defined.")
+        raise ValueError("Expected w_min > 0, but got 0: a weight vector of norm 0 has no direction; f is undefined.")
     if (kappa is None) != (ratio is None):
         raise ValueError(f"Expected kappa and ratio together, but got kappa={kappa}, ratio={ratio}. Pass both for α.")
     y_squared, k = mean_square(targets)
@@ -113,20 +115,20 @@ def weightnorm_constants(
 
 
 def _hessian_bound(a: list[float], w: float, s: float, beta_phi: float) -> float:
-    """H̄ from a_1, …, a_L: the blocks of two hidden layers, and twice those of a hidden layer with the output layer."""
+    """Return H̄: the sum of the blocks of two hidden layers, and twice those of a hidden and the output layer."""
     total = 0.0
     for p, a_p in enumerate(a):
         total += s * 2 * (2 * beta_phi * a_p + 3) * a_p / w**2 + 4 * a_p / w
         for q, a_q in enumerate(a[p:], start=p):
-            behind = len(a) - 1 - q  # layers behind q, each of which is curved by β_φ
-            through = s * (2 * a_p / w) * (2 * a_q / w) * behind * beta_phi
+            later = len(a) - 1 - q  # layers after q, each with curvature β_φ
+            through = s * (2 * a_p / w) * (2 * a_q / w) * later * beta_phi
             between = s * (2 * a_p / w) * 2 * (beta_phi * a_q + 1) / w if p < q else 0.0
             total += (1 if p == q else 2) * (through + between)
     return total
 
 
 def mean_square(targets: Tensor) -> tuple[float, int]:
-    """(1/n) Σ_i ‖y_i‖² in float64 and the number k of outputs, for targets of shape (n,) or (n, k).
+    """Compute (1/n) Σ_i ‖y_i‖² in float64 and the number k of outputs, for targets of shape (n,) or (n, k).
 
     Example:
         >>> mean_square(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
@@ -135,7 +137,7 @@ def mean_square(targets: Tensor) -> tuple[float, int]:
     if targets.dim() not in (1, 2) or targets.numel() == 0:
         raise ValueError(
             f"Expected targets of shape (n,) or (n, k) with n, k ≥ 1, but got {tuple(targets.shape)}. Flatten the"
-            " outputs of every sample first; class labels have to be one-hot vectors."
+            " outputs of every sample first, and convert class labels to one-hot vectors."
         )
     # Apple's GPUs have no float64.
     y = targets.detach().cpu().to(torch.float64)
@@ -143,20 +145,20 @@ def mean_square(targets: Tensor) -> tuple[float, int]:
 
 
 def check_counts(**counts: int) -> None:
-    """Each is a whole number, at least 1."""
+    """Check that each value is an integer ≥ 1."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"Expected {name} to be a whole number ≥ 1, but got {value!r}.")
 
 
 def check_sizes(**sizes: float) -> None:
-    """None is negative; NaN passes and makes NaN, as where a ratio is not defined because the loss is 0."""
+    """Check that no value is negative. NaN is allowed and propagates, such as a ratio at loss 0."""
     for name, value in sizes.items():
         if value < 0:
             raise ValueError(f"Expected {name} ≥ 0, a norm or a bound, but got {value!r}. Pass the absolute value.")
 
 
 def check_cosine(kappa: float) -> None:
-    """κ is the modulus of a cosine; what rounding adds to 1 is let through."""
+    """Check that κ is the absolute value of a cosine, up to rounding."""
     if kappa > 1 + 1e-6:
         raise ValueError(f"Expected kappa in [0, 1], the modulus of a cosine, but got {kappa!r}.")
