@@ -169,7 +169,7 @@ def test_outputs_stay_within_their_bounds(net, shape):
     ("net", "reason"),
     [
         (nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 1)), "layer_norm"),
-        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).train(), "statistics of the batch"),
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).train(), "batch statistics"),
         (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), "softmax"),
     ],
     ids=["layer norm", "batch statistics", "softmax"],
