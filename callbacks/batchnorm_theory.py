@@ -21,9 +21,9 @@ __all__ = ["BatchNormTheory"]
 
 
 class _Start(NamedTuple):
-    """A network of BN's form before its training, on n samples: V_0, U_0 = (a, c) and what is measured once.
+    """A network of BN's form before its training, on n samples: V_0, U_0 = (a, c) and quantities measured once.
 
-    γ_a, γ_c (with the factor 1/√m) and what their sum can be off by are ``None`` without labels of two classes.
+    γ_a, γ_c (with the factor 1/√m) and the error bound of their sum are ``None`` without labels of two classes.
     """
 
     v: Tensor
@@ -35,7 +35,7 @@ class _Start(NamedTuple):
 
 
 class BatchNormTheoryDiagnostic(Diagnostic):
-    """ε_N of each layer, and the way of a two-layer network beside the radii of BN, Theorem 2.1."""
+    """ε_N of each layer; for a two-layer network, its displacement and the radii of BN, Theorem 2.1."""
 
     title = "BatchNorm"
     key = "batchnorm_epsilon"
@@ -70,7 +70,7 @@ class BatchNormTheoryDiagnostic(Diagnostic):
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         if not self._looked:
-            self.start(measurement)  # of an iterable dataset, this is the first look
+            self.start(measurement)  # the samples of an iterable dataset are known only now
         metrics = _epsilons(measurement.model)
         network = batchnorm_network(measurement.model)
         if self._start is not None and not isinstance(network, str) and network.v.shape == self._start.v.shape:
@@ -129,14 +129,14 @@ class BatchNormTheoryDiagnostic(Diagnostic):
 
 
 def _error_bound(theorem: BatchNormTheorem, start: _Start) -> dict[str, float]:
-    """Where the assumptions about width and inputs hold."""
+    """Return the error bound if the assumptions about width and inputs hold."""
     if not theorem.width_ok or start.input_norm > 1.001:
         return {}
     return {"batchnorm_error_bound": theorem.error_bound, "batchnorm_error_vacuous": float(theorem.error_vacuous)}
 
 
 def _epsilons(model: nn.Module) -> dict[str, float]:
-    """max_j 1/N_j over all layers and of each, from the running statistics of those that keep any."""
+    """Return max_j 1/N_j over all layers and for each, from running statistics; layers without them are left out."""
     by_layer: dict[str, float] = {}
     for path, layer in batch_norm_layers(model).items():
         if layer.running_var is not None:
@@ -166,12 +166,12 @@ def _started(form: BatchNormForm, targets: Tensor | None) -> _Start:
 
 
 def _outer(network: BatchNormNetwork) -> Tensor:
-    """U = (a, c), a copy."""
+    """Return a copy of U = (a, c)."""
     return torch.cat([network.a.detach().flatten(), network.c.detach().flatten()]).cpu()
 
 
 def _two_classes(targets: Tensor | None, n: int) -> Tensor | None:
-    """+1 for the larger of two labels and −1 for the other; ``None`` for anything else. Floats must be −1, 0 or 1."""
+    """Return +1 for the larger of two labels and −1 for the smaller; ``None`` for anything else. Floats: −1, 0 or 1."""
     if targets is None or targets.numel() != n:
         return None
     values = targets.flatten().unique()
@@ -182,7 +182,7 @@ def _two_classes(targets: Tensor | None, n: int) -> Tensor | None:
 
 class BatchNormTheory(DiagnosticCallback):
     """Logs the normalization factors of every BatchNorm, N_j = √(var_j + ε), and for the two-layer ReLU networks of BN
-    (see `batchnorm_form`) the margins at fit start and the way of the weights since.
+    (see `batchnorm_form`) the margins at fit start and the displacement of the weights since.
 
     Logged after every n-th epoch:
 
@@ -213,8 +213,8 @@ class BatchNormTheory(DiagnosticCallback):
     The arguments that are not listed are those of `DiagnosticCallback`.
 
     Args:
-        samples: how many of the probe's samples, from the first on.
-        delta: δ of the theorem, which holds with the probability 1 − 20δ.
+        samples: the number of samples, the first ones of the probe.
+        delta: δ of the theorem, which holds with probability 1 − 20δ.
 
     Example:
         >>> import pytorch_lightning as pl

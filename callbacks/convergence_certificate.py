@@ -1,4 +1,4 @@
-"""`ConvergenceCertificate`: which sufficient condition for convergence holds, and which theorem applies."""
+"""`ConvergenceCertificate`: sufficient conditions for convergence, and the theorems that apply."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -40,7 +40,7 @@ _MEASURED = f"{_NAME}_rate_measured"
 
 
 class ConvergenceCertificateDiagnostic(Diagnostic):
-    """The conditions with their margins and rates, and the radii that the theorems are about."""
+    """The conditions with their margins and rates, and the radii of the theorems."""
 
     title = "certificate"
     key = _MEASURED
@@ -57,7 +57,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._last: tuple[float, int] | None = None
         self._looked = False
 
-    # -- at fit start: which theorem speaks of this network ------------------------------------------------------------
+    # -- at fit start: check which theorems apply ----------------------------------------------------------------------
 
     def start(self, measurement: EpochMeasurement) -> None:
         self._look(measurement)
@@ -74,7 +74,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         )
         if isinstance(problem.chain, Chain) and not self._initial:
             self._initial = [link.affine.weight.detach().cpu().clone() for link in _followed(problem.chain)]
-        # Where the loss is no number, nothing is known of it: look again.
+        # If the loss is not finite, it was not recognized: look again.
         self._looked = math.isfinite(measurement.mean_loss)
         if self._looked:
             say(measurement.trainer, theorem_table(self._theorems))
@@ -86,7 +86,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         if not self._looked:
-            self._look(measurement)  # of an iterable dataset, or after a start without a loss
+            self._look(measurement)  # an iterable dataset, or no finite loss at the start
         problem, loss = measurement.theory.problem, measurement.theory.problem.loss
         metrics, conditions = self._radii(problem), {}
         if isinstance(loss, KnownLoss) and loss.is_square:
@@ -114,7 +114,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         return conditions
 
     def _radii(self, problem: Problem) -> dict[str, float]:
-        """How far the weights are from where they began: ρ in the spectral norm, ρ₁ at the output."""
+        """Return the distances of the weights from their start: ρ in the spectral norm, ρ₁ at the output."""
         chain = problem.chain
         if isinstance(chain, str) or len(_followed(chain)) != len(self._initial):
             return {}
@@ -127,7 +127,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     def _papers_constants(
         self, measurement: EpochMeasurement, problem: Problem, metrics: Mapping[str, float]
     ) -> dict[str, float]:
-        """The constants as the papers have them, where the network is the paper's own."""
+        """Return the constants as printed in the papers, for networks of their form."""
         own = problem.has_weight_norm_form, problem.has_rsc_form
         targets = measurement.theory.target_matrix if any(own) else None
         if targets is None or isinstance(problem.chain, str) or "rho_1" not in metrics:
@@ -148,7 +148,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         return _rsc_papers(measurement, chain, self._initial, shared)
 
     def _measured_rate(self, measurement: EpochMeasurement) -> dict[str, float]:
-        """L⁺/L per step of the optimizer, the geometric mean since the last measurement."""
+        """Return L⁺/L per optimizer step, the geometric mean since the last measurement."""
         loss, step = measurement.rsc.loss, measurement.trainer.global_step
         last, self._last = self._last, (loss, step)
         if last is None or step <= last[1]:
@@ -177,11 +177,11 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
 
     def forget(self, changed: Collection[str]) -> str:
         if (SAMPLE_SETTINGS | {"loss", "predict", "ntk_samples"}) & set(changed):
-            self._looked, self._dgm = False, None  # which theorem applies is looked up again; the radii go on
+            self._looked, self._dgm = False, None  # check the theorems again; the radii continue
         if self._last is None or not LOSS_SETTINGS & set(changed):
             return ""
         self._last = None
-        return f"the loss before, for {_MEASURED}"
+        return f"the previous loss, for {_MEASURED},"
 
 
 def _has_weight_norm(chain: Chain) -> bool:
@@ -189,14 +189,14 @@ def _has_weight_norm(chain: Chain) -> bool:
 
 
 def _followed(chain: Chain) -> tuple[Link, ...]:
-    """The layers whose way from the start is measured. A ball of spectral norms around all of them is RSC's; of WN, a
-    weight is where it is whatever its distance, except for the head. The start is in every checkpoint."""
+    """Return the layers whose distance from the start is measured: all for RSC's spectral ball; only the head for WN,
+    whose bounds do not depend on the distance of the other layers. Every checkpoint holds their start."""
     links = tuple(chain.links)
     return links[-1:] if _has_weight_norm(chain) else links
 
 
 def _descent(problem: Problem, local: LossState) -> Descent | None:
-    """The best step that is guaranteed; ``None`` where nothing is: no chain, no smooth activations, no loss left."""
+    """Return the best guaranteed step; ``None`` without a chain, smooth activations or a positive loss."""
     chain = problem.chain
     if isinstance(chain, str) or any(math.isinf(phi.smoothness) for phi in problem.activations):
         return None
@@ -224,7 +224,7 @@ def _constants(found: Descent, local: LossState, rate: float | None, problem: Pr
 
 
 def _full_kernel(measurement: EpochMeasurement, samples: int) -> TangentKernel | None:
-    """The kernel of all outputs: the theory's condition is about no other. With k outputs, of samples/k samples."""
+    """Return the kernel of all outputs, which the theory's condition is about; with k outputs, of samples/k samples."""
     outputs = measurement.theory.problem.outputs
     if outputs == 1:
         return measurement.kernels.tangent_kernel(samples, "trace")
@@ -232,7 +232,7 @@ def _full_kernel(measurement: EpochMeasurement, samples: int) -> TangentKernel |
 
 
 def _compared(kernel: TangentKernel, outputs: int, scale: float) -> dict[str, float]:
-    """What NTK and RSC ask for, on the same samples: R ≥ (4s/n)λ_min, ‖ḡ‖² = 1ᵀK1/(nk)² ≥ λ_min/(nk)."""
+    """Compare NTK and RSC on the same samples: R ≥ (4s/n)λ_min, ‖ḡ‖² = 1ᵀK1/(nk)² ≥ λ_min/(nk)."""
     n = len(kernel.over_samples)
     return {
         f"{_NAME}_ntk_ratio_bound": 4 * scale / n * max(kernel.lambda_min - kernel.floor, 0.0),
@@ -257,7 +257,7 @@ def _weight_norm_papers(measurement: EpochMeasurement, shared: dict[str, Any]) -
 def _rsc_papers(
     measurement: EpochMeasurement, chain: Chain, initial: list[Tensor], shared: dict[str, Any]
 ) -> dict[str, float]:
-    """RSC's own constants, with γ from the spectral norms that the weights have."""
+    """Return RSC's own constants, with γ from the spectral norms of the weights."""
     radii = rsc_radii([link.affine.weight.cpu() for link in chain.links], initial)
     kappa = abs(measurement.gradient_cosine)
     constants = rsc_constants(**shared, gamma=radii.gamma, kappa=kappa)
@@ -273,17 +273,17 @@ def _rsc_papers(
 
 
 class ConvergenceCertificate(DiagnosticCallback):
-    """Logs which sufficient condition for convergence holds, its margin, the rate that it guarantees and the rate that
-    is measured; and says at fit start which theorem of the five papers applies to the network, and which does not, why.
+    """Logs which sufficient condition for convergence holds, its margin, the guaranteed rate and the measured rate.
+    Says at fit start which theorems of the five papers apply to the network, and why the other ones do not.
 
-    Every guarantee is about one step of gradient descent on the samples of the probe, from where the parameters are:
-    L⁺ ≤ rate · L. It is about the training set where the probe is the whole of it. Steps on other batches, momentum
+    Every guarantee is about one step of gradient descent on the samples of the probe, from the current parameters:
+    L⁺ ≤ rate · L. It holds for the training set if the probe is the whole of it. Steps on other batches, momentum
     and weight decay have no guarantee in these papers, and a condition that holds now need not hold after such steps.
     For the square loss only, recognized by its value at every measurement.
 
     The table of the theorems is printed at fit start, and is in the header of ``normtheory.jsonl``.
 
-    Logged after every n-th epoch, as far as the network allows it; what cannot be tested is not there:
+    Logged after every n-th epoch, as far as they apply to the network; what cannot be tested is not logged:
 
     * chains of Linear layers or convolutions with smooth activations: ``normtheory/certificate_rsc``: 1 if α > 0 (WN,
       Lemma 5.1, generalized), ``…_rsc_margin`` = α;
@@ -309,7 +309,7 @@ class ConvergenceCertificate(DiagnosticCallback):
     The arguments that are not listed are those of `DiagnosticCallback`.
 
     Args:
-        samples: on how many samples of the probe the tangent kernel is measured, as in `NTKLeastEigenvalue`.
+        samples: the number of samples of the probe for the tangent kernel, as in `NTKLeastEigenvalue`.
 
     Example:
         >>> import pytorch_lightning as pl

@@ -1,4 +1,4 @@
-"""`HessianTopEigenvalue`: the largest eigenvalue of the loss's Hessian beside the edge of stability."""
+"""`HessianTopEigenvalue`: the largest eigenvalue of the loss's Hessian, and the edge of stability."""
 
 import math
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ __all__ = ["HessianTopEigenvalue"]
 
 _LAMBDA = "hessian_lambda_max"
 _PREDICTOR = "predictor_hessian_norm"
-# Five bits of exponent, two of mantissa: a start within about 7 % of the vector, beside 30 % of noise.
+# Five bits of exponent, two of mantissa: an error of about 7 % of the vector; the start also gets 30 % of noise.
 _SHORT = torch.float8_e5m2
 
 
 class HessianTopEigenvalueDiagnostic(Diagnostic):
-    """λ_max with its error bar, warm-started from the last one measured, and 2/η."""
+    """λ_max with its residual, warm-started from the previous measurement, and 2/η."""
 
     title = "Hessian"
     key = _LAMBDA
@@ -53,9 +53,9 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         check_options(method=method, which="algebraic", tol=tol, max_hvps=max_hvps, memory=memory)
         self._options: dict[str, Any] = {"method": method, "tol": tol, "max_hvps": max_hvps}
         self._memory = memory
-        # The last eigenvector, by parameter name, in a byte per entry: where to begin needs no more digits, and it is
-        # in every checkpoint. An uninterrupted run begins with the same rounded one. No other setting drops it, since
-        # what is found does not depend on it.
+        # The last eigenvector, by parameter name, in a byte per entry: a start needs no more digits, and every
+        # checkpoint holds it. An uninterrupted run starts from the same rounded vector. No changed setting drops it,
+        # since the result does not depend on it.
         self._vector: dict[str, Tensor] = {}
         self._optimizers: list[str] = []
         self._warned = False
@@ -85,7 +85,7 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         return metrics
 
     def notes(self) -> dict[str, Any]:
-        # 2/η is the limit of plain steps only.
+        # 2/η is the limit of plain gradient steps only.
         return {"optimizers": self._optimizers}
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
 
 
 class PredictorHessianDiagnostic(Diagnostic):
-    """max_i ‖∇²f(θ; x_i)‖₂ over some samples of the probe."""
+    """max_i ‖∇²f(θ; x_i)‖₂ over the first samples of the probe."""
 
     title = "predictor's Hessian"
     key = _PREDICTOR
@@ -131,7 +131,7 @@ def _rounded(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _warm_start(vector: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None:
-    """The last vector, where the parameters are still the same: some may have been frozen or released since."""
+    """Return the last vector, without the parameters that have been frozen since; ``None`` if nothing is left."""
     fitting = {name: p for name, p in space.parameters.items() if name in vector and vector[name].shape == p.shape}
     start = space.join({p: vector[name].view(_SHORT).to(space.dtype) for name, p in fitting.items()})
     return start if 0 < float(start.norm()) < math.inf else None
@@ -155,41 +155,41 @@ def _edges(measurement: EpochMeasurement, value: float) -> dict[str, float]:
 
 
 def hessian_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the diagnostic as they are called in a file that also speaks of others."""
+    """Return the options under the names that they have in the file, which also has those of other diagnostics."""
     return {f"hessian_{name}": value for name, value in options.items()}
 
 
 class HessianTopEigenvalue(DiagnosticCallback):
     """Logs the largest eigenvalue λ_max of ∇²L on the probe, by power iteration or Lanczos, and how far 2/η is from it.
 
-    Right on WeightNorm and BatchNorm, where PyTorch's own second derivatives are not. Each epoch begins with the
-    eigenvector of the one before, which is also in the checkpoint.
+    Exact on WeightNorm and BatchNorm, where PyTorch's own second derivatives are wrong. Each epoch starts from the
+    eigenvector of the previous one, which the checkpoint also holds.
 
     Logged after every n-th epoch:
 
     * ``normtheory/hessian_lambda_max``: λ_max, the largest algebraic eigenvalue;
-    * ``normtheory/hessian_lambda_max_residual``: ‖Hv − λv‖: some eigenvalue lies that near to λ_max;
+    * ``normtheory/hessian_lambda_max_residual``: ‖Hv − λv‖: an eigenvalue lies within this distance of λ_max;
     * ``normtheory/hessian_lambda_max_converged``: 1 if the residual is at most ``tol``·|λ|, else 0;
-    * ``normtheory/hessian_lambda_max_hvps``: the Hessian-vector products that it took;
-    * ``normtheory/hessian_lambda_max_seconds``: the time that it took;
-    * ``normtheory/hessian_edge``: 2/η of the step that comes next, the smallest over the parameter groups, and
+    * ``normtheory/hessian_lambda_max_hvps``: the number of Hessian-vector products;
+    * ``normtheory/hessian_lambda_max_seconds``: the time of these products;
+    * ``normtheory/hessian_edge``: 2/η of the next step, the smallest over the parameter groups, and
       ``normtheory/hessian_edge_distance``: 2/η − λ_max, negative beyond the edge of stability; with several groups also
       for each, ``normtheory/hessian_edge__GROUP`` and ``normtheory/hessian_edge_distance__GROUP``;
-    * ``normtheory/hessian_stability_limit`` and ``…_distance``: the same for SGD with momentum or weight decay, whose
-      limit is another (`edges_of_stability`);
+    * ``normtheory/hessian_stability_limit`` and ``…_distance``: the same for SGD with momentum or weight decay, which
+      has a different limit (`edges_of_stability`);
     * on request, ``normtheory/predictor_hessian_norm``: max_i ‖∇²f(θ; x_i)‖₂ (WN, Theorem 4.1; RSC, Theorem 4.1) over
       ``predictor_samples`` samples and all outputs, with ``…_residual`` and ``…_converged``;
-    * ``normtheory/seconds``: what the whole measurement cost.
+    * ``normtheory/seconds``: the time of the whole measurement.
 
     The arguments that are not listed are those of `DiagnosticCallback`.
 
     Args:
-        method: ``"power"`` iteration, or ``"lanczos"``, which needs about half the products and keeps up to 24 vectors
+        method: ``"power"`` iteration, or ``"lanczos"``, which needs about half the products and stores up to 24 vectors
             of the size of the model.
-        tol: the relative residual at which to stop. The eigenvalue itself errs by about its square.
-        max_hvps: the number of products after which to stop in any case.
-        memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it anew for each.
-        predictor_samples: on how many samples to measure the predictor's Hessian; 0: not at all.
+        tol: the relative residual at which to stop. The relative error of the eigenvalue is about its square.
+        max_hvps: the largest number of products.
+        memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it again for each.
+        predictor_samples: the number of samples for the predictor's Hessian; 0: do not measure it.
 
     Example:
         >>> import pytorch_lightning as pl

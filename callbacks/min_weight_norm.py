@@ -30,8 +30,8 @@ class MinWeightNormDiagnostic(Diagnostic):
         if unfed:
             name, reason = next(iter(unfed.items()))
             rank_zero_warn(
-                f"{len(unfed)} BatchNorm layers normalize something else than a known layer's output, and no weight "
-                f"is counted for them. The first is {name!r}: {reason}. See normalized_layers(model).unknown for all."
+                f"{len(unfed)} BatchNorm layers have inputs that could not be traced to a layer, and are excluded. The "
+                f"first is {name!r}: {reason}. See normalized_layers(model).unknown for all."
             )
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
@@ -46,14 +46,14 @@ class MinWeightNormDiagnostic(Diagnostic):
 
 
 class MinWeightNorm(DiagnosticCallback):
-    """Logs the smallest norm of a weight vector in any normalized layer. It reads weights only, no data.
+    """Logs the smallest norm of a weight vector in any normalized layer. It needs no data.
 
     Logged after every n-th epoch:
 
     * ``normtheory/min_weight_norm``: w_min = min over units i and normalized layers l of ‖W_i^(l)‖₂, where W_i is the
       direction v_i of a WeightNorm, or the raw weights of a unit that feeds a BatchNorm;
     * ``normtheory_layers/weight_norm__LAYER``: the minimum over the units of each layer;
-    * ``normtheory/seconds``: what the measurement cost.
+    * ``normtheory/seconds``: the time of the measurement.
 
     Under plain gradient descent (no momentum, no weight decay) w_min of WeightNorm layers cannot fall, since ∇_v L ⟂ v
     (DGM, eq. 2.3).

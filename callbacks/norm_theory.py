@@ -21,19 +21,19 @@ __all__ = ["NormTheory"]
 
 
 class NormTheory(DiagnosticCallback):
-    """Logs all that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`, `BatchNormTheory`,
-    `RademacherBound` and `ConvergenceCertificate` log, with what they share computed once.
+    """Logs everything that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`,
+    `BatchNormTheory`, `RademacherBound` and `ConvergenceCertificate` log; shared quantities are computed once.
 
-    A diagnostic that does not apply to the model (the weight norms of a model without normalized layers) is left out,
-    and a warning at fit start says so. The arguments that are not listed are those of `DiagnosticCallback`.
+    A diagnostic that does not apply to the model (the weight norms of a model without normalized layers) is left out
+    with a warning at fit start. The arguments that are not listed are those of `DiagnosticCallback`.
 
     Args:
-        hessian_method: ``"lanczos"``, which takes fewer products, or ``"power"`` iteration, which keeps fewer vectors,
+        hessian_method: ``"lanczos"``, which needs fewer products, or ``"power"`` iteration, which stores fewer vectors,
             as in `HessianTopEigenvalue`.
         hessian_tol: the relative residual at which it stops.
-        max_hvps: the number of Hessian-vector products after which it stops in any case.
-        memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it anew for each.
-        ntk_samples: on how many samples of the probe the tangent kernel is measured, as in `NTKLeastEigenvalue`.
+        max_hvps: the largest number of Hessian-vector products.
+        memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it again for each.
+        ntk_samples: the number of samples of the probe for the tangent kernel, as in `NTKLeastEigenvalue`.
         ntk_outputs: the kernel of all outputs, ``"full"``, its average ``"trace"``, or that of their ``"sum"``.
         delta: the probability that the generalization bound fails, as in `RademacherBound`.
         x_norm: a norm that no input exceeds; ``None``: the largest on the probe.

@@ -1,4 +1,4 @@
-"""`NTKLeastEigenvalue`: the spectrum of the tangent kernel, its parts of length and direction, and how it moves."""
+"""`NTKLeastEigenvalue`: the spectrum of the tangent kernel, its length and direction parts, and its change."""
 
 import math
 import time
@@ -25,7 +25,7 @@ _MANY_OUTPUTS, _MANY_ROWS = 100, 4096
 
 
 class NTKLeastEigenvalueDiagnostic(Diagnostic):
-    """λ_min with its floor, λ_max, the parts of the kernel, and its way since the start of the fit."""
+    """λ_min with its floor, λ_max, the parts of the kernel, and its change since the start of the fit."""
 
     title = "tangent kernel"
     key = _LAMBDA
@@ -85,12 +85,12 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self._change_max = 0.0
 
     def _fingerprint_of(self, measurement: EpochMeasurement) -> int:
-        """Of the samples and of which kernel it is."""
+        """Return a number that identifies the samples and the kind of kernel."""
         return hash((measurement.kernels.fingerprint(self._samples), get_args(Outputs).index(self._outputs)))
 
     def _since_start(self, measurement: EpochMeasurement, found: TangentKernel) -> dict[str, float]:
         if self._reference is not None and self._fingerprint != self._fingerprint_of(measurement):
-            warn("The samples are others than those of the checkpoint: ntk_change begins anew with this kernel.")
+            warn("Probe samples differ from the checkpoint; ntk_change restarts here.")
             self._reference = None
         if self._reference is None or len(self._reference) != _entries(found.kernel):
             self._remember(measurement, found)  # the first kernel of an iterable dataset, or of new samples
@@ -122,8 +122,8 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. {remedy}.")
         if found.number_of_outputs > _MANY_OUTPUTS and self._outputs != "sum":
             warn(
-                f"The tangent kernel takes a backward pass for each of {found.number_of_outputs} outputs. That of their"
-                " sum, outputs='sum' (in NormTheory: ntk_outputs='sum'), takes one; or measure every n-th epoch."
+                f"The tangent kernel takes a backward pass for each of {found.number_of_outputs} outputs. The kernel of"
+                " their sum, outputs='sum' (in NormTheory: ntk_outputs='sum'), takes one; or measure every n-th epoch."
             )
         if len(found.kernel) > _MANY_ROWS:
             warn(
@@ -156,7 +156,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         if self._reference is None or not (samples | {"batch_stats", "ntk_outputs"}) & set(changed):
             return ""
         self._reference, self._change_max = None, 0.0
-        return "the kernel at fit start, for ntk_change"
+        return "the kernel at fit start, for ntk_change,"
 
 
 def _entries(kernel: Tensor) -> int:
@@ -164,7 +164,7 @@ def _entries(kernel: Tensor) -> int:
 
 
 def _upper(kernel: Tensor) -> Tensor:
-    """The upper triangle, which says all about a symmetric matrix, for the checkpoint."""
+    """Return the upper triangle of a symmetric matrix, for the checkpoint."""
     return kernel.cpu()[tuple(torch.triu_indices(len(kernel), len(kernel)))]
 
 
@@ -176,7 +176,7 @@ def _from_upper(entries: Tensor, n: int) -> Tensor:
 
 
 def _parts(found: TangentKernel) -> dict[str, float]:
-    """What WeightNorm's directions and lengths contribute; nothing without one."""
+    """Return the contributions of WeightNorm's directions and lengths, and of each layer."""
     shares = found.shares
     metrics = {}
     if shares["rest"] < 1:
@@ -207,7 +207,7 @@ class NTKLeastEigenvalue(DiagnosticCallback):
 
     Logged after every n-th epoch:
 
-    * ``normtheory/ntk_lambda_min``: λ_min, and ``normtheory/ntk_lambda_min_floor``: what it can be off by. The theory's
+    * ``normtheory/ntk_lambda_min``: λ_min, and ``normtheory/ntk_lambda_min_floor``: its error bound. The theory's
       condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where that is not;
     * ``normtheory/ntk_lambda_max``, ``normtheory/ntk_condition_number`` (infinite below the floor) and
       ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²; ``normtheory/ntk_samples``: n;
@@ -229,7 +229,7 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     The arguments that are not listed are those of `DiagnosticCallback`.
 
     Args:
-        samples: how many of the probe's samples, from the first on.
+        samples: the number of samples, the first ones of the probe.
         outputs: ``"full"``: the kernel of all outputs (nk, nk); ``"trace"``: its average over the outputs (n, n);
             ``"sum"``: the kernel of their sum (n, n).
 
@@ -263,5 +263,5 @@ class NTKLeastEigenvalue(DiagnosticCallback):
 
 
 def ntk_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the diagnostic as they are called in a file that also speaks of others."""
+    """Return the options under the names that they have in the file, which also has those of other diagnostics."""
     return {f"ntk_{name}": value for name, value in options.items()}

@@ -1,4 +1,4 @@
-"""`RademacherBound`: what the network's norms say about its loss on new samples, beside the gap that is measured."""
+"""`RademacherBound`: generalization bounds from the network's norms, and the measured gap."""
 
 import math
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ __all__ = ["RademacherBound"]
 
 _BOUND = "rademacher_bound"
 _GAP = "generalization"
-# Of the probe, as one batch, for the form of BN.
+# Samples of the probe, as one batch, for BN's form.
 _SAMPLES = 1024
 
 
 class RademacherBoundDiagnostic(Diagnostic):
-    """The complexity of the network's class, the bound that follows, and the measured gap."""
+    """The complexity of the network's class, the resulting bound, and the measured gap."""
 
     title = "generalization"
     key = _BOUND
@@ -92,13 +92,13 @@ class RademacherBoundDiagnostic(Diagnostic):
     def _gap(self, measurement: EpochMeasurement) -> Gap | None:
         try:
             return measurement.generalization_gap
-        # Validation batches that the loss cannot read, here or in another process: the bounds need none.
+        # The loss cannot read a validation batch, here or in another process; the bounds do not need it.
         except (ValueError, FailedElsewhereError) as error:
             self._warn(f"{_GAP}_gap is not measured. {error}", f"{_GAP}_gap")
             return None
 
     def _batchnorm_lemma(self, measurement: EpochMeasurement, n: int) -> float | None:
-        """The complexity of the two-layer networks of BN around V_0, by the corrected Lemma F.1."""
+        """Return the complexity of BN's two-layer networks around V_0, by the corrected Lemma F.1."""
         form = measurement.theory.batchnorm_form(_SAMPLES) if self._initial is not None else ""
         if isinstance(form, str) or self._initial is None or form.v.shape != self._initial.shape:
             return None
@@ -113,7 +113,7 @@ class RademacherBoundDiagnostic(Diagnostic):
         self._initial = state.get("initial")
 
     def _warn(self, message: str, topic: str = "") -> None:
-        """Once for a topic, by default for a message: what a loss complains of may be another sample every time."""
+        """Warn once per topic, by default per message: an error text may name a different sample every time."""
         topic = topic or message
         if topic not in self._warned:
             self._warned.add(topic)
@@ -121,7 +121,7 @@ class RademacherBoundDiagnostic(Diagnostic):
 
 
 def _prediction_loss(measurement: EpochMeasurement) -> float | None:
-    """The loss of the function that predicts, where that is the one that is trained."""
+    """Return the loss of the function that predicts, if it is the function that is trained."""
     return None if batch_norm_layers(measurement.model) else measurement.mean_loss
 
 
@@ -135,8 +135,8 @@ def _why_not(problem: Problem, n: int | None) -> str:
     if isinstance(problem.complexity, str):
         return problem.complexity
     if n is None:
-        return "the size of the training set is not known"
-    return "" if math.isfinite(problem.x_norm) else "the norms of the inputs are not known"
+        return "the size of the training set is unknown"
+    return "" if math.isfinite(problem.x_norm) else "the norms of the inputs are unknown"
 
 
 class RademacherBound(DiagnosticCallback):
@@ -146,7 +146,7 @@ class RademacherBound(DiagnosticCallback):
     The class: all networks of the same structure, with the norms of its layers no larger than they are now; rows for
     tanh and its like (WN, Theorem 6.1, with trained lengths), Frobenius norms for ReLU (Golowich et al. 2018), a
     BatchNorm with its running statistics folded into its layer, sums for residual connections. Of the two-layer ReLU
-    networks of BN (`batchnorm_form`), those around the weights at fit start, by BN's Lemma F.1 as we corrected it. The
+    networks of BN (`batchnorm_form`), those around the weights at fit start, by BN's Lemma F.1, corrected. The
     docs derive every step (theorems.md). A network with another step (attention, LayerNorm) logs NaN, with the reason
     once.
 
@@ -164,7 +164,7 @@ class RademacherBound(DiagnosticCallback):
       that is no less than the loss of a network whose outputs are all zero, else 0;
     * where the run has validation data, ``normtheory/generalization_gap`` = validation loss − train loss, both of the
       same size of samples and with the loss of the training step, with ``…_train_loss`` and ``…_validation_loss``;
-    * ``normtheory/seconds``: what the measurement cost.
+    * ``normtheory/seconds``: the time of the measurement.
 
     The arguments that are not listed are those of `DiagnosticCallback`.
 

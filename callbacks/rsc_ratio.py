@@ -12,7 +12,7 @@ __all__ = ["RSCRatio"]
 
 
 class RSCRatioDiagnostic(Diagnostic):
-    """R, its parts, ‖ḡ‖², and the loss relative to the last one measured."""
+    """R, its parts, ‖ḡ‖², and the loss relative to the previous measurement."""
 
     title = "restricted strong convexity"
     key = "rsc_ratio"
@@ -48,7 +48,7 @@ class RSCRatioDiagnostic(Diagnostic):
         if self._last_loss is None or not LOSS_SETTINGS & set(changed):
             return ""
         self._last_loss = None
-        return "the loss before, for loss_ratio"
+        return "the previous loss, for loss_ratio,"
 
 
 class RSCRatio(DiagnosticCallback):
@@ -60,9 +60,9 @@ class RSCRatio(DiagnosticCallback):
     * ``normtheory/loss``: L, the mean loss of the probe, with dropout off;
     * ``normtheory/grad_norm_sq``: ‖∇L‖² over the trainable parameters;
     * ``normtheory/mean_predictor_grad_norm_sq``: ‖ḡ‖², ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i);
-    * ``normtheory/loss_ratio``: L divided by the L measured before, at first the one before training; with an iterable
-      dataset, whose samples are not known before training, from the second measurement on;
-    * ``normtheory/seconds``: what the measurement cost.
+    * ``normtheory/loss_ratio``: L divided by the L of the previous measurement, at first that before training; with an
+      iterable dataset, whose samples are unknown before training, from the second measurement on;
+    * ``normtheory/seconds``: the time of the measurement.
 
     L is the loss of the module's own `training_step`, so R scales with it: the papers' square loss sums over outputs
     where `torch.nn.MSELoss` averages.

@@ -36,26 +36,26 @@ __all__ = ["DiagnosticCallback"]
 
 
 class DiagnosticCallback(ReportingCallback):
-    """Measures `diagnostics` at the end of training epochs and changes nothing in the run.
+    """Measures `diagnostics` at the end of training epochs, without changing the run.
 
     Args:
         probe: the number of training samples to measure on, or a `Probe` that several callbacks share.
         every_n_epochs: measure after every n-th epoch.
         loss: ``loss(module, batch)``, the mean loss of a batch, instead of the module's `training_step`.
         predict: ``predict(module, batch)``, the outputs of a batch, instead of ``module(x)``.
-        batch_stats: BatchNorm with statistics of the batch (``True``), running statistics (``False``), or what suits
-            each quantity (``None``: the first for loss and gradient, the second where samples must be independent).
-        prefix: of the metric names, ``normtheory/…`` and ``normtheory_layers/…``.
-        on_error: ``"warn"``: a diagnostic that fails is reported once, logs NaN, and training goes on; ``"raise"``.
+        batch_stats: which statistics BatchNorm uses: ``True``: of the batch; ``False``: running; ``None``: of the batch
+            for loss and gradient, running where samples must be independent.
+        prefix: the prefix of the metric names, ``normtheory/…`` and ``normtheory_layers/…``.
+        on_error: ``"warn"``: report a diagnostic that fails once, log NaN, and continue training; ``"raise"``: stop.
         max_overhead: the largest fraction of the training time that measuring may take, such as 0.1. An epoch that is
             due is skipped if a measurement as long as the last one would exceed it, and ``normtheory/skipped`` is 1 for
-            it, else 0. The first one is always made. ``None``: no limit, and no such metric. Training time is that of
-            the epochs from start to end, with validation and other callbacks in between; our own work, from the probe
-            and the quantities at fit start on, is not part of it.
+            it, else 0. The first measurement is never skipped. ``None``: no limit, and no such metric. Training time is
+            that of the epochs from start to end, including validation and other callbacks, without the time that this
+            callback takes for the probe, the quantities at fit start and the measurements.
     """
 
     diagnostics: ClassVar[tuple[type[Diagnostic], ...]] = ()
-    # Whether a diagnostic that does not apply to the model is left out, or is an error.
+    # Whether to leave out a diagnostic that does not apply to the model, instead of raising an error.
     skip_inapplicable: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "DiagnosticCallback":
@@ -345,10 +345,8 @@ class DiagnosticCallback(ReportingCallback):
             diagnostic.load_state_dict(state_dict["diagnostics"].get(diagnostic.key, {}))
             dropped = diagnostic.forget(changed.keys())
             if dropped:
-                rank_zero_warn(
-                    f"{type(self).__name__} cannot go on with {dropped}: the checkpoint's were measured otherwise, and"
-                    " are dropped."
-                )
+                name = type(self).__name__
+                rank_zero_warn(f"{name}: discarding {dropped} from the checkpoint, measured with different settings.")
         if not changed.keys() & {"loss", "predict", "probe", "seed"}:
             self._facts = KnownFacts.from_state(state_dict)
         self._budget.load_state_dict(state_dict.get("budget", {}))
@@ -356,7 +354,7 @@ class DiagnosticCallback(ReportingCallback):
         self._fit.phase = Phase.RESUMED if state_dict.get("begun", True) else Phase.FRESH
 
     def settings(self) -> dict[str, Any]:
-        """What the file and the checkpoint say about how the numbers came about."""
+        """Return the settings that the numbers depend on, for the file and the checkpoint."""
         return {
             "callback": type(self).__name__,
             "probe": self.probe.samples,
@@ -371,7 +369,7 @@ class DiagnosticCallback(ReportingCallback):
         }
 
     def _uses_batch_statistics(self, pl_module: LightningModule) -> bool:
-        """As far as a BatchNorm of the model is in training, or keeps no other statistics."""
+        """Return whether a BatchNorm uses batch statistics: for the loss, or because it keeps no running ones."""
         return self.batch_stats is not False and (
             bool(self.batch_stats)
             or any(each.needs_loss for each in self._active)

@@ -1,4 +1,4 @@
-"""How much of a run's time goes into measuring, and whether another measurement is within a limit."""
+"""The time spent on measuring, and whether another measurement stays within a limit."""
 
 import math
 import time
@@ -10,13 +10,13 @@ __all__ = ["TimeBudget"]
 
 
 class TimeBudget:
-    """Keeps two accounts in seconds, of training and of our own work, which never run at once.
+    """Counts the seconds of training and of measuring, which never run at once.
 
     Args:
-        limit: the largest share of the training time that may be spent, such as 0.1; ``None``: no limit.
+        limit: the largest fraction of the training time that measuring may take, such as 0.1; ``None``: no limit.
 
     Raises:
-        ValueError: for a limit that is no positive number.
+        ValueError: for a limit that is not a positive number.
 
     Example:
         >>> budget = TimeBudget(0.1)
@@ -40,19 +40,19 @@ class TimeBudget:
         self._since: float | None = None
 
     def train(self) -> None:
-        """From here on it is training, if it is not already."""
+        """Count time as training from here on."""
         if self._since is None:
             self._since = time.perf_counter()
 
     def pause(self) -> None:
-        """From here on it is not training."""
+        """Stop counting time as training."""
         if self._since is not None:
             self.training += time.perf_counter() - self._since
             self._since = None
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Inside is our own work, also in the middle of training."""
+        """Count the time inside as measuring, also in the middle of training."""
         in_training = self._since is not None
         self.pause()
         begin = time.perf_counter()
@@ -65,20 +65,20 @@ class TimeBudget:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Inside is a measurement: our own work, and what the next one is expected to take."""
+        """Count the time inside as a measurement; the next one is expected to take as long."""
         before = self.spent
         with self.spending():
             yield
         self._last = self.spent - before
 
     def allows_another(self) -> bool:
-        """Whether a measurement that takes as long as the last one stays within the limit; the first is always made."""
+        """Return whether a measurement as long as the last one stays within the limit; the first one always does."""
         if self.limit is None or self._last is None:
             return True
         return self.spent + self._last <= self.limit * self.training
 
     def state_dict(self) -> dict[str, Any]:
-        """The accounts up to now: a checkpoint may be written in the middle of an epoch."""
+        """Return the seconds up to now: a checkpoint may be written in the middle of an epoch."""
         if self._since is not None:
             self.pause()
             self.train()

@@ -1,4 +1,4 @@
-"""What is wrong with a set-up, said before anything runs."""
+"""Check the setup before anything runs."""
 
 import difflib
 import inspect
@@ -16,12 +16,13 @@ __all__ = [
     "refuse_unknown_arguments",
 ]
 
-# Of Lightning's strategies, in either package, those whose processes have a part of the weights each.
-_DIVIDE_THE_WEIGHTS = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
+# The strategies of either Lightning package that shard the weights over processes.
+_SHARDING = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
 
 
 def refuse_unknown_arguments(cls: type, given: dict[str, Any]) -> None:
-    """
+    """Check the keyword arguments of a callback.
+
     Raises:
         TypeError: that names the nearest argument.
     """
@@ -36,7 +37,7 @@ def refuse_unknown_arguments(cls: type, given: dict[str, Any]) -> None:
 
 
 def check_arguments(every_n_epochs: Any, batch_stats: Any, prefix: str, on_error: str, **functions: Any) -> None:
-    """Those that all callbacks have.
+    """Check the arguments that all callbacks have.
 
     Raises:
         ValueError: or TypeError, with what was expected.
@@ -57,13 +58,13 @@ def check_arguments(every_n_epochs: Any, batch_stats: Any, prefix: str, on_error
 
 
 def check_strategy(trainer: Trainer, callback: str) -> None:
-    """Whether every process has the whole model, and can add up with the others.
+    """Check that every process has the whole model, and that torch.distributed connects the processes.
 
     Raises:
         ValueError: with the reason and the alternative.
     """
     strategy = type(trainer.strategy)
-    if _DIVIDE_THE_WEIGHTS & {base.__name__ for base in strategy.__mro__}:
+    if _SHARDING & {base.__name__ for base in strategy.__mro__}:
         raise ValueError(
             f"Expected a strategy that gives every process the whole model, but {strategy.__name__} divides its weights"
             f" between them, and {callback} differentiates through all of them at once. Train with strategy='ddp', or"
@@ -73,12 +74,12 @@ def check_strategy(trainer: Trainer, callback: str) -> None:
     if trainer.world_size > 1 and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise ValueError(
             f"Expected processes that torch.distributed connects, but {strategy.__name__} has {trainer.world_size} of"
-            f" another kind, which {callback} cannot add up over. Train with strategy='ddp', or leave it out."
+            f" another kind, over which {callback} cannot sum. Train with strategy='ddp', or leave the callback out."
         )
 
 
 def check_synchronized(trainer: Trainer, pl_module: LightningModule, batch_stats: bool, callback: str) -> None:
-    """Whether a SyncBatchNorm would have to be differentiated through the statistics of all processes.
+    """Check that no SyncBatchNorm has to be differentiated through the statistics of all processes.
 
     Raises:
         ValueError: with the reason and the alternative.
@@ -94,7 +95,7 @@ def check_synchronized(trainer: Trainer, pl_module: LightningModule, batch_stats
 
 
 def check_training_step(pl_module: LightningModule, callback: str) -> None:
-    """Whether the loss can be asked of it. ``callback`` is the name of the class that asks."""
+    """Check that `training_step` can return the loss of a batch. ``callback`` names the class, for the message."""
     remedy = f"Pass {callback}(loss=...), a function of the module and a batch that returns the mean loss."
     if not pl_module.automatic_optimization:
         raise ValueError(

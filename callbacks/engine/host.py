@@ -1,4 +1,4 @@
-"""One callback class for both packages that Lightning is published under."""
+"""One callback base class for both Lightning packages, `pytorch_lightning` and `lightning`."""
 
 from contextlib import suppress
 from importlib import import_module

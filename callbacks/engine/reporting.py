@@ -1,4 +1,4 @@
-"""What a callback says: to the loggers, into the file, and in warnings."""
+"""Report metrics to the loggers and the run's file, and failures as warnings."""
 
 import traceback
 import warnings
@@ -20,10 +20,10 @@ __all__ = ["ReportingCallback"]
 
 
 class ReportingCallback(HostCallback):
-    """A callback that has metrics to report, and may fail to.
+    """A callback that reports metrics and failures.
 
     Attributes:
-        prefix: of the metric names.
+        prefix: the prefix of the metric names.
         on_error: whether a failure is reported once, or raised.
     """
 
@@ -37,42 +37,42 @@ class ReportingCallback(HostCallback):
         self._fit = FitState()
 
     def settings(self) -> dict[str, Any]:
-        """What the file and the checkpoint say about how the numbers came about."""
+        """Return the settings that the numbers depend on, for the file and the checkpoint."""
         raise NotImplementedError
 
     def _conclude(self, trainer: Trainer) -> None:
-        """Once for all callbacks: the last one speaks."""
+        """Print the table at the end; the last callback does it for all."""
         if self is self._all_of(trainer)[-1]:
             conclude(trainer, self._warn_of)
 
     @staticmethod
     def _all_of(trainer: Trainer) -> list["ReportingCallback"]:
-        """The callbacks of this kind, in the trainer's order."""
+        """Return the callbacks of this kind, in the trainer's order."""
         return [each for each in trainer.callbacks if isinstance(each, ReportingCallback)]  # type: ignore[attr-defined]
 
     def _warn_of(self, what: str, error: Exception) -> None:
-        """Once, unless a run is to stop at the first error."""
+        """Warn once that something failed; raise the error if ``on_error="raise"``."""
         if self.on_error == "raise":
             raise error
-        self._warn_once(what, f"{what}, and training goes on without: {type(error).__name__}: {error}")
+        self._warn_once(what, f"{what}; training continues without it: {type(error).__name__}: {error}")
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, metrics: Mapping[str, float]) -> None:
-        """To the loggers and into the file."""
+        """Send metrics to the loggers and into the file."""
         named = {self._metric_name(name): value for name, value in metrics.items()}
         self._announce(trainer, {self._metric_name(name): name for name in metrics})
         for name, value in named.items():
-            # Two callbacks log `seconds` under one name: what they cost together is the sum.
+            # Two callbacks log `seconds` under one name: their total cost is the sum.
             reduce = "sum" if name.endswith("/seconds") else "mean"
             pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, reduce_fx=reduce)
         self._write(trainer, named)
 
     def _announce(self, trainer: Trainer, names: Mapping[str, str]) -> None:
-        """Prepare W&B for what is about to be logged."""
+        """Define the metrics in W&B before they are logged."""
         try:
             wandb.define(trainer, names)
             wandb.describe(trainer, self.settings())
         except Exception as error:  # noqa: BLE001  # of W&B's client
-            self._warn_of(f"W&B does not know the axes or the settings of {self.prefix}", error)
+            self._warn_of(f"W&B could not be told the axes or the settings of {self.prefix}", error)
 
     def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
         if key not in self._fit.warned:
@@ -80,7 +80,7 @@ class ReportingCallback(HostCallback):
             warn(message)
 
     def _tell_failure(self, name: str, error: Exception, processes: Processes) -> None:
-        """Of a diagnostic, once, by the process that knows the reason; or raise it."""
+        """Report the failure of a diagnostic once, in the process that knows the reason; or raise it."""
         if self.on_error == "raise":
             raise error
         message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
@@ -91,7 +91,7 @@ class ReportingCallback(HostCallback):
         where = f"{frame.f_globals.get('__name__', frame.f_code.co_filename)}, line {line}"
         if processes.count > 1:
             where += f", process {processes.rank}"
-        # rank_zero_warn would keep quiet in the one process that knows the reason.
+        # Not rank_zero_warn: the process that knows the reason may be another one.
         self._warn_once(name, f"{message} ({where}; on_error='raise' stops there)", warnings.warn)
 
     def _metric_name(self, name: str) -> str:
@@ -99,15 +99,15 @@ class ReportingCallback(HostCallback):
         return f"{self.prefix}_layers/{layer}" if layer != name else f"{self.prefix}/{name}"
 
     def _write(self, trainer: Trainer, metrics: dict[str, float], epoch: int | None = None) -> None:
-        # In every process: a metric of the user's may be summed over them. And it must not remember that it was asked,
-        # since the module may still update it when its own epoch ends.
+        # In every process: a user's metric may be summed over them. It must not cache its value, since the module may
+        # still update it in its own on_train_epoch_end.
         ours = tuple(f"{each.prefix}{end}" for each in self._all_of(trainer) for end in ("/", "_layers/"))
         logged = [each for each in (trainer._results or {}).values() if not each.meta.name.startswith(ours)]
         before = Snapshot(trainer.lightning_module, logged, arrays=False)
         everything: dict[str, Any] = {}
         try:
             everything.update(trainer.callback_metrics)
-        except Exception as error:  # noqa: BLE001  # of a metric that the module completes in its own hook, after ours
+        except Exception as error:  # noqa: BLE001  # a metric that the module completes in its own hook, later
             self._warn_of("The module's metrics could not be read for normtheory.jsonl", error)
         finally:
             before.restore()
@@ -119,19 +119,19 @@ class ReportingCallback(HostCallback):
             about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
             run_file.write(trainer, about, metrics, users, epoch=epoch, first=notes != self._fit.header_notes)
             self._fit.header_notes = notes
-        except Exception as error:  # noqa: BLE001  # a full disk, or whatever else a place for a file can have
-            self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training goes on without it.")
+        except Exception as error:  # noqa: BLE001  # such as a full disk
+            self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training continues without it.")
 
-    def _collect(self, diagnostic: Diagnostic, tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What a diagnostic has for the file or the checkpoint; nothing if it fails, since neither may be lost."""
+    def _collect(self, diagnostic: Diagnostic, method: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what a diagnostic has for the file or the checkpoint; empty if it fails, since neither may be lost."""
         try:
-            return tell()
+            return method()
         except Exception as error:  # noqa: BLE001  # reported, or raised
-            self._warn_of(f"The file or the checkpoint has nothing about {self.prefix}/{diagnostic.key}", error)
+            self._warn_of(f"The state or the notes of {self.prefix}/{diagnostic.key} could not be collected", error)
             return {}
 
     def _warn_of_namesakes(self, trainer: Trainer) -> None:
-        """Lightning logs the mean of two values with one name: harmless only if they are equal."""
+        """Warn of callbacks that log different values under one name: Lightning logs their mean."""
         names = {name for diagnostic in self._diagnostics for name in diagnostic.metrics}
         for other in self._all_of(trainer):
             if other is not self and other.prefix == self.prefix:

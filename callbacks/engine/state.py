@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a callback: equal tensors once, and which settings were others."""
+"""Helpers for the checkpoint: store equal tensors once, and compare settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ __all__ = ["changed_settings", "stored_once"]
 
 
 def stored_once(state: Any, known: dict[tuple, list[Tensor]] | None = None) -> Any:
-    """The same state, with one tensor in all places where equal ones were: a checkpoint then holds it once.
+    """Return the same state with equal tensors replaced by one: a checkpoint then holds it once.
 
-    Several diagnostics keep the weights that a network began with.
+    Several diagnostics keep the initial weights of the network.
 
     Example:
         >>> state = stored_once({"a": torch.ones(2), "b": [torch.ones(2), torch.zeros(2)]})
@@ -35,7 +35,7 @@ def stored_once(state: Any, known: dict[tuple, list[Tensor]] | None = None) -> A
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings of a checkpoint that are others now, as they were and as they are.
+    """Return the settings that differ from the checkpoint's, each as (before, now).
 
     Example:
         >>> changed_settings({"probe": 20, "delta": 0.1}, {"probe": 30, "delta": 0.1, "x_norm": None})

@@ -1,4 +1,4 @@
-"""Where the input and the targets of a batch are, as far as its form tells."""
+"""Find the input and the targets in a batch by its form."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ __all__ = ["BatchParts", "batch_parts"]
 
 
 class BatchParts(NamedTuple):
-    """A batch taken apart.
+    """Input and targets of a batch.
 
     Attributes:
         x: the input, a tensor of numbers.
-        y: the targets, where there is one other tensor that has them.
-        with_input: the same batch with another input.
+        y: the targets; ``None`` if they cannot be identified.
+        with_input: returns the same batch with another input.
     """
 
     x: Tensor
@@ -25,8 +25,10 @@ class BatchParts(NamedTuple):
 
 
 def batch_parts(batch: Any, n: int) -> BatchParts | None:
-    """The input of a batch of n samples is the batch itself, the first of a tuple or list, or the only floating tensor
-    in a mapping; the targets are what comes second, or the only other one. ``None`` where that cannot be said.
+    """Find input and targets in a batch of n samples; ``None`` if the input cannot be identified.
+
+    The input is the batch itself, the first of a tuple or list, or the only floating-point tensor in a mapping. The
+    targets are the second of a tuple or list, or the only other tensor in a mapping.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The samples on which everything is measured."""
+"""`Probe`: the fixed training samples on which everything is measured."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -28,11 +28,11 @@ class ProbeBatch:
 
     Attributes:
         data: the batch, on the CPU.
-        samples: how many samples are in it.
-        transferred: whether the module's batch-transfer hooks have seen it already.
-        counts: whether it belongs to this process's share, or only keeps step with the others.
-        first: how many samples of the probe come before it.
-        index: the number of the batch among those of this process.
+        samples: the number of samples in it.
+        transferred: whether the module's batch-transfer hooks have been applied to it.
+        counts: whether it belongs to this process's share, or only keeps the processes in step.
+        first: the number of samples of the probe before it.
+        index: its number among the batches of this process.
     """
 
     data: Any
@@ -43,7 +43,7 @@ class ProbeBatch:
     index: int = 0
 
     def halves(self) -> list["ProbeBatch"]:
-        """The same samples in two batches; one where there is one."""
+        """Return the same samples in two batches; a single sample stays one batch."""
         middle = self.samples // 2
         if middle == 0:
             return [self]
@@ -64,14 +64,14 @@ class Probe:
     * A dataset with an index is read once, at fixed indices, when the training starts. The draw is uniform over the
       dataset, not over what a weighted sampler prefers, except that a `SubsetRandomSampler` limits it to its subset.
       Augmentation is done once, under a private seed.
-    * Of an iterable dataset the first training batches are copied as they pass. A second iterator is never made.
+    * From an iterable dataset the first training batches are copied as they pass. No second iterator is created.
 
     Batches are cut at the training loader's batch size, since the statistics of a BatchNorm depend on the cut. A last
-    batch of a single sample, of which a BatchNorm has no variance, joins the batch before it.
+    batch of a single sample, for which BatchNorm has no variance, joins the batch before it.
 
     Args:
-        samples: their number, in total over all processes.
-        seed: of the draw and of the augmentation. Probes with equal arguments hold equal samples.
+        samples: the number of samples, in total over all processes.
+        seed: the seed of the draw and of the augmentation. Probes with equal arguments hold equal samples.
 
     Example:
         >>> Probe(samples=128)
@@ -81,7 +81,7 @@ class Probe:
         ValueError: Expected probe samples to be a positive integer, but got 0.
     """
 
-    # Whose samples these are, for messages.
+    # The name of the dataset, for messages.
     _part: ClassVar[str] = "training"
 
     def __init__(self, samples: int = 512, seed: int = 0) -> None:
@@ -95,7 +95,7 @@ class Probe:
         self._source: Any = None
         self._restored = False
         self._collected: tuple[int, int] | None = None
-        # Copies that a checkpoint brought from the middle of the collecting, which a loader may give once more.
+        # Copies from a checkpoint saved while collecting: a loader may give these batches again.
         self._brought: list[Any] = []
         self._alone = True
 
@@ -106,13 +106,13 @@ class Probe:
         """Read the samples, or get ready to copy them from the passing batches."""
         source, iterables = self._find(trainer)
         if source is self._source:
-            return  # another callback that shares this probe was here
+            return  # prepared by another callback that shares this probe
         self._source = source
         restored, self._restored = self._restored, False
         self.collecting = False
         if restored and self._batches:
             self.collecting = bool(self._brought)
-            return  # copies that the checkpoint brought along
+            return  # the checkpoint holds copies
         loaders, structure = tree_flatten(iterables)
         if not all(_has_index(loader) for loader in loaders):
             self._start_collecting()
@@ -127,25 +127,25 @@ class Probe:
             self._batches = []
             self._on_empty()
             return
-        # Several loaders give one batch of batches; the first of them counts the samples, shorter ones start again.
+        # Several loaders give one batch of batches. The first loader counts the samples; shorter ones start again.
         self._batches = [
             ProbeBatch(tree_unflatten([batches[i % len(batches)][0] for batches in read], structure), samples)
             for i, (_, samples) in enumerate(read[0])
         ]
 
     def _find(self, trainer: Trainer) -> tuple[Any, Any]:
-        """Where the samples come from: a name for it that changes with it, and the loaders."""
+        """Return an object that identifies the source of the samples, and its loaders."""
         return trainer.fit_loop._combined_loader, trainer.train_dataloader
 
     def _read_all(self, loaders: list[DataLoader], trainer: Trainer) -> list[list[tuple[Any, int]]] | None:
-        """The batches of every loader; ``None`` if a process could not read them."""
+        """Read the batches of every loader; ``None`` if a process could not."""
         problem, read = "", []
         try:
             read = [list(_read(loader, chunks, self)) for loader, chunks in zip(loaders, self._chunks)]
-        except Exception as error:  # noqa: BLE001  # a dataset that can only be read in a worker, say
+        except Exception as error:  # noqa: BLE001  # for example, a dataset that can only be read in a worker
             problem = f" ({type(error).__name__}: {error})"
         failures = torch.tensor(float(bool(problem)), device=trainer.strategy.root_device)
-        if trainer.world_size > 1:  # all processes copy, or none
+        if trainer.world_size > 1:  # all processes copy, or none does
             failures = trainer.strategy.reduce(failures, reduce_op="sum")
         if failures == 0:
             return read
@@ -166,10 +166,10 @@ class Probe:
         self._batches, self._chunks, self._brought = [], [], []
 
     def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
-        """Copy a batch that passes, until there are enough.
+        """Copy a passing batch, until there are enough samples.
 
         Args:
-            position: epoch and index of the batch, since callbacks that share a probe all see it pass.
+            position: epoch and index of the batch: each callback that shares the probe passes it on.
         """
         if position == self._collected:
             return
@@ -182,8 +182,8 @@ class Probe:
             self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
 
     def complete(self, world_size: int) -> None:
-        """At the end of the first epoch or validation: the probe is what was copied, and every process knows it all. As
-        long as no batch has passed in any of them, the collecting goes on."""
+        """End the collecting, after the first epoch or validation: share the copies with all processes. If no process
+        has a copy yet, continue."""
         if not self.collecting:
             return
         if world_size > 1:
@@ -194,24 +194,24 @@ class Probe:
         self.collecting = not self._batches
 
     def release(self) -> None:
-        """Let go of the loader; the samples stay."""
+        """Drop the reference to the loader; keep the samples."""
         self._source = None
 
     def batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
-        """What this process measures: every ``world_size``-th batch, or what it has copied so far."""
+        """Return this process's batches: every ``world_size``-th, or those copied so far."""
         if self.collecting:
             return [replace(batch, index=index) for index, batch in enumerate(self._batches)]
         firsts = accumulate((batch.samples for batch in self._batches), initial=0)
         own = [replace(batch, first=first) for batch, first in zip(self._batches, firsts)][rank::world_size]
-        # Every process takes the same number of steps, as in training: the user's step may wait for the others.
+        # Every process takes the same number of steps, as in training: a step may wait for the other processes.
         if self._batches and len(own) * world_size < len(self._batches):
             own.append(replace(self._batches[0], counts=False))
         return [replace(batch, index=index) for index, batch in enumerate(own)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The indices; of an iterable dataset, which has none, the samples themselves."""
+        """Return the indices; for an iterable dataset, which has none, the samples themselves."""
         state: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "chunks": copy.deepcopy(self._chunks)}
-        # In the middle of the collecting, one process of several does not know what the others have.
+        # While collecting, one process of several does not know the copies of the other ones.
         if self._batches and not self._chunks and (not self.collecting or self._alone):
             if all(_is_plain(batch.data) for batch in self._batches):
                 state["batches"] = [(batch.data, batch.samples) for batch in self._batches]
@@ -219,7 +219,7 @@ class Probe:
             else:
                 rank_zero_warn(
                     "The probe was copied from an iterable dataset whose batches are not made of tensors, lists and"
-                    " dicts: it is not saved in the checkpoint, and a resumed run will measure on other samples."
+                    " dicts: it is not saved in the checkpoint, and a resumed run will measure on different samples."
                 )
         return state
 
@@ -227,7 +227,7 @@ class Probe:
         if (state["samples"], state["seed"]) != (self.samples, self.seed):
             rank_zero_warn(
                 f"The checkpoint was made with Probe(samples={state['samples']}, seed={state['seed']}), this run uses"
-                f" {self!r}: its numbers are measured on other samples than before."
+                f" {self!r}: its numbers are measured on different samples."
             )
             return
         self._chunks = copy.deepcopy(state["chunks"])
@@ -242,14 +242,14 @@ class Probe:
         )
         if not fits:
             rank_zero_warn(
-                f"The {self._part} set is smaller than the one of the checkpoint: the probe is drawn anew, and its"
-                " numbers cannot be compared with those before."
+                f"The {self._part} set is smaller than the one of the checkpoint: the probe is drawn again, and its"
+                " numbers cannot be compared with the earlier ones."
             )
         return fits
 
 
 def count_samples(batch: Any) -> int:
-    """The length of the first tensor in a batch.
+    """Return the length of the first tensor in a batch.
 
     Example:
         >>> count_samples({"image": torch.zeros(5, 3), "name": ["a"] * 5})
@@ -264,9 +264,9 @@ def count_samples(batch: Any) -> int:
 
 
 def count_training_samples(trainer: Trainer) -> int | None:
-    """The size of the training set, of which a `SubsetRandomSampler` leaves its subset; ``None`` where none is known:
-    of an iterable dataset, a loader of the user's own making, and a dataset of whole batches. Batches that a limit of
-    the trainer leaves out, always the same ones, do not count."""
+    """Return the size of the training set, or of the subset of a `SubsetRandomSampler`; ``None`` if it is unknown: for
+    an iterable dataset, a custom loader, and a dataset of whole batches. Samples that a limit of the trainer always
+    leaves out do not count."""
     loader = next(iter(tree_flatten(trainer.train_dataloader)[0]), None)
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -282,7 +282,7 @@ def count_training_samples(trainer: Trainer) -> int | None:
 
 
 def describe(batch: Any) -> str:
-    """The structure of a batch in a few words, for messages.
+    """Describe the structure of a batch in a few words, for messages.
 
     Example:
         >>> describe({"x": torch.zeros(2, 3), "y": [1, 2]})
@@ -303,17 +303,17 @@ def _has_index(loader: Any) -> bool:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False
     if type(loader).__iter__ is not DataLoader.__iter__:
-        return False  # a loader of the user's own, which may change what it loads
+        return False  # a custom loader may change what it loads
     if loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler):
         return False  # the dataset is asked for lists of indices
     return hasattr(loader.dataset, "__getitem__") and hasattr(loader.dataset, "__len__")
 
 
 def _draw(loader: DataLoader, samples: int, seed: int) -> Chunks:
-    """Fixed indices, cut into batches."""
+    """Draw fixed indices, cut into batches."""
     candidates = _candidates(loader)
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed)).tolist()
-    if loader.batch_sampler is None:  # the dataset itself gives whole batches, whose size only reading can tell
+    if loader.batch_sampler is None:  # the dataset gives whole batches; their size is known after reading
         return [[candidates[i]] for i in order[:samples]]
     indices = [candidates[i] for i in order[:samples]]
     size = _batch_size(loader)
@@ -335,7 +335,7 @@ def _candidates(loader: DataLoader) -> list[int]:
 
 def _batch_size(loader: DataLoader) -> int:
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if size is None:  # a sampler of the user's own: as large as its first batch
+    if size is None:  # a custom sampler: the size of its first batch
         before = Snapshot(loader.batch_sampler)
         with isolated_rng():
             size = len(next(iter(loader.batch_sampler)))  # type: ignore[arg-type]
@@ -344,7 +344,7 @@ def _batch_size(loader: DataLoader) -> int:
 
 
 def _read(loader: DataLoader, chunks: Chunks, probe: Probe) -> Iterator[tuple[Any, int]]:
-    """The batches at these indices, leaving the dataset (its caches, counters, generators) as it was."""
+    """Read the batches at these indices, and restore the dataset (its caches, counters, generators)."""
     before = Snapshot(loader.dataset, loader.collate_fn, arrays=False)
     samples = 0
     batched = loader.batch_sampler is not None
@@ -374,7 +374,7 @@ def _to_cpu(batch: Any) -> Any:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Whether two batches are equal, bit by bit."""
+    """Return whether two batches are equal, bit by bit."""
     (leaves, structure), (others, other_structure) = tree_flatten(first), tree_flatten(second)
     return structure == other_structure and all(
         torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
@@ -383,7 +383,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _is_plain(batch: Any) -> bool:
-    """Whether a checkpoint can hold it and be read back without executing code."""
+    """Return whether a checkpoint can hold the batch and be read back without executing code."""
     if type(batch) in (list, tuple):
         return all(map(_is_plain, batch))
     if type(batch) is dict:

@@ -1,4 +1,4 @@
-"""The processes of a run in step with each other, whichever of them fails, and wherever."""
+"""Keep the processes of a run in step, whichever of them fails, and wherever."""
 
 from collections.abc import Callable
 from enum import IntEnum
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Status(IntEnum):
-    """What a process says of itself before it waits for the others."""
+    """The state that a process reports before it waits for the other ones."""
 
     WORKING = 0
     FAILED = 1
@@ -39,17 +39,17 @@ _MODULUS = 1_000_003
 
 
 def processes_of(trainer: Trainer) -> Processes:
-    """Those of a trainer, or this one alone."""
+    """Return the processes of a trainer, or this one alone."""
     return TrainerProcesses(trainer) if trainer.world_size > 1 else SINGLE_PROCESS
 
 
 class TrainerProcesses(Processes):
     """All processes of a trainer, which exchange sums.
 
-    Before every sum each process says how it is, in a message of one fixed size. A process that has failed says so and
-    waits for no sum; the others learn it there and raise. So each failure takes one message of every process, and none
-    is left waiting, unless in a collective operation of the user's own. Whoever catches an error and goes on must have
-    it from `run_on_all`, so that all go on alike.
+    Before every sum each process reports its state in a message of fixed size. A process that has failed reports that
+    and takes no part in the sum; the other ones learn it there and raise. So each failure takes one message of every
+    process, and no process waits for ever, except in a collective operation of the user's code. Code that catches an
+    error and continues must catch it from `run_on_all`, so that all processes continue alike.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -57,7 +57,7 @@ class TrainerProcesses(Processes):
         self._device = trainer.strategy.root_device
 
     def sum(self, values: Tensor) -> Tensor:
-        moved = values.detach().to(self._device).contiguous()  # before the message: it may fail here alone
+        moved = values.detach().to(self._device).contiguous()  # before the message: it may fail in this process only
         self._exchange(_Status.WORKING, size=moved.numel())
         torch.distributed.all_reduce(moved)
         return moved.to(values.device)
@@ -68,39 +68,39 @@ class TrainerProcesses(Processes):
         try:
             result = action()
         except Exception as caught:
-            if _is_known(caught):  # from an exchange inside of the action
+            if _is_known(caught):  # from an exchange inside the action
                 raise
             error = caught
         try:
             worst = self._exchange(_status_of(error, result), error)
         finally:
-            error = None  # or this frame, which it holds, would hold it, and all that the action had made
+            error = None  # the error holds this frame: without this, both would keep all tensors of the action
         return cast(T, result if worst == _Status.WORKING else Refusal(worst - _Status.REFUSED))
 
     def end(self, *, failed: bool) -> bool:
-        while True:  # until all have come to their ends: some may still have to hear of the failure of another
+        while True:  # until all have ended: some may still have to learn of a failure
             counts, _ = self._count(_Status.ENDED_BADLY if failed else _Status.ENDED)
             if counts[_Status.ENDED] + counts[_Status.ENDED_BADLY] == self.count:
                 return counts[_Status.ENDED_BADLY] > 0
 
     def _exchange(self, status: int, error: Exception | None = None, *, size: int = 0) -> int:
-        """Say how it is here, and how many numbers are to be added up next.
+        """Report the state of this process, and how many numbers it will sum next.
 
         Returns:
             WORKING, or the refusal with the largest code.
 
         Raises:
-            Exception: the gravest of all processes: this one's own, or one that stands for it; also if they are about
-                to add up different things, as after a decision that rounding has made differently.
+            Exception: the most severe error of all processes: this one's own, or a substitute for it; also if the
+                processes are about to sum different sizes, as after a decision that depends on rounding.
         """
-        counts, in_step = self._count(status, size)
-        gravest = _gravest(counts)
-        refused = gravest >= _Status.REFUSED and size == 0  # a sum cannot be refused
-        if in_step and (refused or gravest == _Status.WORKING):
-            return gravest
-        gravest = gravest if gravest == _Status.OUT_OF_MEMORY else _Status.FAILED
-        if error is None or gravest != status:
-            error = _ELSEWHERE[gravest]()
+        counts, same_size = self._count(status, size)
+        severest = _severest(counts)
+        refused = severest >= _Status.REFUSED and size == 0  # a sum cannot be refused
+        if same_size and (refused or severest == _Status.WORKING):
+            return severest
+        severest = severest if severest == _Status.OUT_OF_MEMORY else _Status.FAILED
+        if error is None or severest != status:
+            error = _ELSEWHERE[severest]()
         error.known_to_all = True  # type: ignore[attr-defined]
         try:
             raise error
@@ -108,14 +108,14 @@ class TrainerProcesses(Processes):
             error = None
 
     def _count(self, status: int, size: int = 0) -> tuple[list[int], bool]:
-        """How many processes are in which state, and whether all have the same size to add up."""
+        """Return the number of processes in each state, and whether all will sum the same size."""
         size %= _MODULUS
         message = torch.zeros(_LENGTH + 2, dtype=torch.int64, device=self._device)
         message[status] = 1
         message[_LENGTH], message[_LENGTH + 1] = size, size**2
         torch.distributed.all_reduce(message)
         *counts, sizes, squares = (int(value) for value in message.cpu())
-        # A mean and a mean square that are those of every one: all are equal.
+        # All sizes are equal if their mean and mean square are those of this one.
         return counts, (sizes, squares) == (self.count * size, self.count * size**2)
 
 
@@ -126,7 +126,7 @@ _ELSEWHERE: dict[int, type[FailedElsewhereError]] = {
 
 
 def _is_known(error: BaseException | None) -> bool:
-    """Whether all processes have heard of it, or of what it was made from."""
+    """Return whether all processes know of the error, or of its cause."""
     while error is not None and not getattr(error, "known_to_all", False):
         error = error.__cause__
     return error is not None
@@ -138,8 +138,8 @@ def _status_of(error: Exception | None, result: object) -> int:
     return _Status.OUT_OF_MEMORY if is_out_of_memory(error) else _Status.FAILED
 
 
-def _gravest(counts: list[int]) -> int:
-    """The same in every process. Who has ended, while others work, has failed where they have not."""
+def _severest(counts: list[int]) -> int:
+    """Return the most severe state, the same in every process. One that has ended while another works has failed."""
     if counts[_Status.FAILED] or counts[_Status.ENDED] or counts[_Status.ENDED_BADLY]:
         return _Status.FAILED
     if counts[_Status.OUT_OF_MEMORY]:

@@ -1,4 +1,4 @@
-"""The sums behind the RSC ratio, over batches and processes."""
+"""`RSCMetric`: sums for the RSC ratio, over batches and processes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,10 @@ __all__ = ["RSCMetric"]
 
 
 class RSCMetric(Metric):
-    """Accumulates what `rsc_from_sums` needs; every state is a sum, so processes add up to one exact number.
+    """Accumulates the arguments of `rsc_from_sums`. Every state is a sum, so that processes add up to one exact number.
 
     Args:
-        sizes: of the trainable parameters.
+        sizes: the sizes of the trainable parameters.
         options: of `torchmetrics.Metric`.
 
     Example:
@@ -38,7 +38,7 @@ class RSCMetric(Metric):
     def __init__(self, sizes: Sequence[int], **options: Any) -> None:
         super().__init__(**options)
         self._sizes = list(sizes)
-        # The gradients get their size with the first batch: a metric copies its initial states, and these are large.
+        # The gradients get their size with the first batch: a metric copies its initial states.
         for name in ("samples", "outputs", "loss_sum", "loss_gradient_sum", "predictor_gradient_sum"):
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
@@ -61,8 +61,7 @@ class RSCMetric(Metric):
         add_gradients(self.predictor_gradient_sum, predictor_gradients, 1, self._sizes)
 
     def compute(self) -> RSC:
-        """The result over everything added, here and in the other processes; then also ``cosine``, that of the angle
-        between both gradients."""
+        """Return the result over all batches and processes, and set ``cosine``, that between both gradients."""
         norms = self.loss_gradient_sum.norm() * self.predictor_gradient_sum.norm()
         self.cosine = float(self.loss_gradient_sum @ self.predictor_gradient_sum / norms)
         return rsc_from_sums(

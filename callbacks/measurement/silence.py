@@ -12,7 +12,7 @@ __all__ = ["muted"]
 
 
 class _Silence:
-    """Stands in for a logger, its experiment, and whatever they return: accepts every call, does nothing."""
+    """Replaces a logger, its experiment, and what they return: accepts every call and does nothing."""
 
     def __getattr__(self, name: str) -> "_Silence":
         if name.startswith("__"):
@@ -29,7 +29,7 @@ def _ignore(*args: Any, **kwargs: Any) -> None:
 
 @contextmanager
 def muted(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Inside, ``self.log``, the trainer's loggers and a direct ``wandb.log`` go nowhere."""
+    """Drop what ``self.log``, the trainer's loggers and a direct ``wandb.log`` receive inside the block."""
     with ExitStack() as stack:
         for module in pl_module.modules():
             if hasattr(module, "log_dict"):  # a LightningModule of either package, also as a submodule
@@ -43,6 +43,6 @@ def muted(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
             stack.enter_context(patch.object(wandb, "log", _ignore))
             stack.enter_context(patch.object(wandb.run, "log", _ignore))
         watching = sys.modules.get("wandb.integration.torch.wandb_torch")
-        if hasattr(watching, "log_track_update"):  # what `watch` asks before it logs a gradient
+        if hasattr(watching, "log_track_update"):  # `watch` calls it before it logs a gradient
             stack.enter_context(patch.object(watching, "log_track_update", lambda *args: False))
         yield

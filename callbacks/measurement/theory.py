@@ -23,8 +23,8 @@ from lightning_normtheory.theorems.problem import Problem
 
 __all__ = ["KnownFacts", "TheoryInputs"]
 
-# Samples on which the forward pass is watched.
-_WATCHED = 4
+# Samples on which the forward pass is recorded.
+_RECORDED = 4
 # Batches, and samples of each, on which the loss is recognized.
 _LOSS_BATCHES, _LOSS_SAMPLES = 4, 64
 
@@ -74,7 +74,7 @@ class TheoryInputs:
                 facts.x_norms = self._x_norms()
             loss = self._identify_loss()
             if isinstance(loss, KnownLoss) and facts.perturbed_loss is None:
-                facts.perturbed_loss = self._identify_loss_elsewhere()
+                facts.perturbed_loss = self._identify_perturbed_loss()
         # A loss that differs at other parameters has a term that happens to be zero at these.
         if isinstance(loss, KnownLoss) and facts.perturbed_loss is not None:
             loss = same_loss([loss, facts.perturbed_loss])
@@ -98,13 +98,13 @@ class TheoryInputs:
         return rates.pop() if len(rates) == 1 else None
 
     def _record_forward(self) -> Operation:
-        """The steps of the forward pass, watched on the first samples of the probe."""
+        """Record the forward pass on the first samples of the probe."""
         function = self._function
         batch = function.all_batches[0]
-        watched = min(batch.samples, _WATCHED)
-        parts = batch_parts(some_samples(function.on_device(batch), batch.samples, slice(watched)), watched)
+        recorded = min(batch.samples, _RECORDED)
+        parts = batch_parts(some_samples(function.on_device(batch), batch.samples, slice(recorded)), recorded)
         if parts is None:
-            return opaque(f"the input is not the first of its batches, nor the only one ({describe(batch.data)})")
+            return opaque(f"the input cannot be identified in a batch ({describe(batch.data)})")
 
         def forward(x: Tensor) -> Tensor:
             function.reset_buffers()
@@ -113,14 +113,14 @@ class TheoryInputs:
         return record_forward(function.model, parts.x, forward)
 
     def _x_norms(self) -> tuple[float, float]:
-        """The smallest and the largest norm of an input on the probe."""
+        """Return the smallest and the largest norm of an input of the probe."""
         found = [batch_parts(self._function.on_device(batch), batch.samples) for batch in self._function.all_batches]
         norms = [parts.x.detach().double().flatten(1).norm(dim=1) for parts in found if parts is not None]
         together = torch.cat(norms) if len(norms) == len(found) else torch.tensor([math.nan])
         return float(together.min()), float(together.max())
 
     def _identify_loss(self) -> KnownLoss | str:
-        """By its value on some samples of the first batches, at every measurement: it may change in training."""
+        """Recognize the loss by its value on some samples, at every measurement: it may change in training."""
         function = self._function
         found = []
         for batch in function.all_batches[:_LOSS_BATCHES]:
@@ -128,7 +128,7 @@ class TheoryInputs:
             data = some_samples(function.on_device(batch), batch.samples, slice(n))
             parts = batch_parts(data, n)
             if parts is None or parts.y is None:
-                return "the loss is not known: its batches are no pairs of inputs and targets"
+                return "the loss is unknown: its batches are not pairs of inputs and targets"
             with torch.no_grad():
                 function.reset_buffers()
                 loss = float(function.loss_on(data, batch.index))
@@ -137,8 +137,8 @@ class TheoryInputs:
             found.append(identify_loss(loss, outputs.reshape(len(outputs), -1), parts.y.to(outputs.device)))
         return same_loss(found)
 
-    def _identify_loss_elsewhere(self) -> KnownLoss | str:
-        """The same with other parameters, which the end of the measurement takes back."""
+    def _identify_perturbed_loss(self) -> KnownLoss | str:
+        """Recognize the loss at perturbed parameters; the end of the measurement restores them."""
         with torch.no_grad():
             for parameter in self._function.model.parameters():
                 if parameter.is_floating_point():
@@ -146,8 +146,8 @@ class TheoryInputs:
         return self._identify_loss()
 
     def targets(self, samples: int) -> Tensor | None:
-        """The labels of the first samples of the probe, where its batches are pairs of tensors, or longer with an
-        input that is the first alone: a predictor of the user's may read two inputs."""
+        """Return the labels of the first samples of the probe; ``None`` unless its batches are pairs of tensors, or
+        longer with the default predictor: a user's predictor may read two inputs."""
         found = []
         for batch, asked in self._function.first(samples):
             data = batch.data
@@ -162,7 +162,7 @@ class TheoryInputs:
 
     @cached_property
     def target_matrix(self) -> Tensor | None:
-        """The targets of the whole probe as numbers (n, k), where they are some: classes become unit vectors."""
+        """The targets of the probe as numbers (n, k), classes as unit vectors; ``None`` if there are none."""
         n = sum(batch.samples for batch in self._function.all_batches)
         targets = self.targets(n)
         return (
@@ -170,7 +170,7 @@ class TheoryInputs:
         )
 
     def dgm_form(self, samples: int) -> DGMForm | str:
-        """The constants of DGM's theorems on the first samples of the probe, or why there are none."""
+        """Return the constants of DGM's theorems on the first samples of the probe, or why there are none."""
         function = self._function
         inputs, outputs = [], []
         with function.measuring(), torch.no_grad():
@@ -182,15 +182,16 @@ class TheoryInputs:
                 inputs.append(x[:asked].flatten(1))
                 outputs.append(function.outputs_of(batch)[:asked].reshape(asked, -1))
             if len({x.shape[1:] for x in inputs}) != 1 or outputs[0].shape[1] != 1:
-                return "it has not exactly one output"
+                return "the model does not have exactly one output"
             return dgm_form(function.model, torch.cat(inputs), torch.cat(outputs))
 
     def batchnorm_form(self, samples: int) -> BatchNormForm | str:
-        """The network of BN with its features on the first samples of the probe as one batch, or why it is none."""
+        """Return the network in BN's form, with its features on the first samples as one batch, or why it has no such
+        form."""
         function = self._function
         network = batchnorm_network(function.model)
         if isinstance(network, str):
-            return network  # so that no other model has to take all samples at once
+            return network  # other models need not take all samples at once
         with function.measuring(), torch.no_grad():
             first = function.first(samples)
             batches = [SampleBatch(function.on_device(batch), batch.samples, asked) for batch, asked in first]
@@ -199,5 +200,5 @@ class TheoryInputs:
             if others or not has_samples(x, n):
                 return "its batches do not begin with the input, or are of different forms"
             function.reset_buffers()
-            network.norm.training = True  # the statistics of these samples; the flag is restored with all others
+            network.norm.training = True  # use the statistics of these samples; `measuring` restores the flag
             return batchnorm_form(function.model, x.flatten(1), function.predict(function.model, data))

@@ -14,10 +14,10 @@ __all__ = ["ValidationProbe"]
 class ValidationProbe(Probe):
     """A fixed set of samples of the first validation loader; otherwise as `Probe`.
 
-    * Lightning asks for the validation loaders when it first needs them, and `prepare` never asks in its place: until
-      then, and in a run without validation, there are no batches.
-    * Of an iterable dataset, copies are taken in the first validation. The sanity check is none: a resumed run has no
-      such check, and it may be shorter than the probe.
+    * Lightning creates the validation loaders when it first needs them, and `prepare` does not create them earlier:
+      until then, and in a run without validation, there are no batches.
+    * From an iterable dataset, batches are copied in the first validation. The sanity check does not count: a resumed
+      run has none, and it may be shorter than the probe.
     * Loaders that are not run one after the other (a `CombinedLoader` in another mode than ``"sequential"``) give one
       batch of batches, as in training.
 
@@ -31,17 +31,17 @@ class ValidationProbe(Probe):
     _part: ClassVar[str] = "validation"
 
     def prepare(self, trainer: Trainer) -> None:
-        """Read the samples, if the loaders are there and it has not been done yet. All processes call it together."""
+        """Read the samples once the loaders exist. All processes call it together."""
         loader = trainer.fit_loop.epoch_loop.val_loop._combined_loader
         # Loaders that are replaced during a run do not replace the probe.
         if self._source is None and loader is not None and loader.flattened:
             super().prepare(trainer)
 
     def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
-        """Copy a validation batch that passes, until there are enough."""
+        """Copy a passing validation batch, until there are enough samples."""
         try:
             super().collect(batch, position, world_size)
-        except ValueError as error:  # no reason to end a training
+        except ValueError as error:  # does not stop the training
             rank_zero_warn(f"A validation batch could not be copied: {error} No generalization gap is measured on it.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

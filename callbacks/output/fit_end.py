@@ -1,4 +1,4 @@
-"""What is said at the end of a fit, once for all callbacks of a trainer: from the file, which knows all of them."""
+"""The table at the end of a fit, once for all callbacks of a trainer, read from the run's file."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,31 +13,31 @@ __all__ = ["conclude", "layers"]
 
 
 def conclude(trainer: Trainer, warn: Callable[[str, Exception], None]) -> None:
-    """Print the table of the run, and give W&B that of its layers.
+    """Print the table of the run, and log the table of its layers to W&B.
 
     Args:
-        warn: takes what could not be done, and why.
+        warn: called with what failed, and the error.
     """
     if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
         return
     try:
         path = run_file.folder(trainer) / "normtheory.jsonl"
-        histories = read_histories(path) if path.is_file() else []  # not a device, which may have no end
+        histories = read_histories(path) if path.is_file() else []  # not a device, which may be endless
         for history in histories:
             if table := end_table(history):
                 say(trainer, f"\n{table}")
-    except Exception as error:  # noqa: BLE001  # the training is done, whatever happens to its table
-        warn("The table at the end could not be made", error)
+    except Exception as error:  # noqa: BLE001  # the training is done: a table must not fail it
+        warn("The table at the end could not be printed", error)
         return
     try:
         for history in histories:
             wandb.log_layer_table(trainer, layers(history), prefix=history.prefix)
-    except Exception as error:  # noqa: BLE001  # of W&B's client
-        warn("W&B did not take the table of the layers", error)
+    except Exception as error:  # noqa: BLE001  # an error of W&B's client
+        warn("The table of the layers could not be logged to W&B", error)
 
 
 def layers(history: History) -> Mapping[str, Mapping[str, float]]:
-    """The last value of every quantity that is measured for each layer.
+    """Return the last value of every quantity that is measured per layer.
 
     Example:
         >>> from pathlib import Path

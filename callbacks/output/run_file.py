@@ -1,4 +1,4 @@
-"""Where a run's JSON Lines file is, and how a row gets into it."""
+"""Locate a run's JSON Lines file, and append rows to it."""
 
 import os
 import platform
@@ -18,12 +18,12 @@ from lightning_normtheory.record import jsonl
 
 __all__ = ["folder", "versions", "write"]
 
-# Callbacks of one trainer write into one folder, also where there is no logger to name it.
+# Callbacks of one trainer write into one folder, also without a logger that names it.
 _unnamed: "WeakKeyDictionary[Trainer, Path]" = WeakKeyDictionary()
 
 
 def folder(trainer: Trainer) -> Path:
-    """Where a run's files belong: beside its checkpoints, ``<save_dir>/<name>/<version>`` of the first logger."""
+    """Return the folder of a run's files, beside its checkpoints: ``<save_dir>/<name>/<version>`` of the logger."""
     if trainer.loggers:
         logger = trainer.loggers[0]
         save_dir = str(logger.save_dir or trainer.default_root_dir)
@@ -50,13 +50,13 @@ def write(
     """Add the row of an epoch to the run's file.
 
     Args:
-        about: goes into the header, with the run and the versions.
-        epoch: the one that was measured.
-        first: whether it is the first row that this callback writes in this fit, or after something in the header has
-            changed: then the header comes before it, unless the file has the same one already, as of a resumed run.
+        about: what the header holds besides the run and the versions.
+        epoch: the epoch that was measured.
+        first: whether this is the callback's first row in this fit, or the header has changed: then the header is
+            written before it, unless the file has the same one already, as in a resumed run.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the file cannot be written.
     """
     path = folder(trainer)
     row = {
@@ -71,9 +71,9 @@ def write(
     jsonl.append(path / "normtheory.jsonl", header, row, first)
 
 
-@cache  # of what was imported, also if it is upgraded or removed while the run goes on
+@cache  # the versions imported, even if a package is upgraded or removed during the run
 def versions() -> Mapping[str, str]:
-    """Of what the numbers depend on."""
+    """Return the versions of the packages that the numbers depend on."""
     return {
         "lightning_normtheory": lightning_normtheory.__version__,
         "torch": torch.__version__,

@@ -1,8 +1,7 @@
-"""What W&B has to know besides the numbers, which reach it through `pl_module.log` as they reach every logger: the axis
-and the summary of each metric, how the numbers came about, and a table of the layers.
+"""Tell W&B the axis and the summary of each metric, the settings, and a table of the layers.
 
-Nothing here imports wandb before a trainer has brought a `WandbLogger`. The functions raise what the client raises: the
-callback that calls them decides what a failure means.
+The numbers themselves reach W&B through `pl_module.log`, as they reach every logger. Nothing here imports wandb unless
+the trainer has a `WandbLogger`. The functions raise what the client raises; the calling callback handles it.
 """
 
 import secrets
@@ -21,25 +20,25 @@ __all__ = ["define", "describe", "log_layer_table"]
 
 _WANDB_LOGGERS = {"pytorch_lightning.loggers.wandb.WandbLogger", "lightning.pytorch.loggers.wandb.WandbLogger"}
 _CONFIG_KEY = "normtheory"
-# The names that a run knows already. Callbacks share some, and a trainer can go on with the run of another.
+# The names defined in each run. Callbacks share names, and a trainer can continue the run of another trainer.
 _defined: "WeakKeyDictionary[Any, set[str]]" = WeakKeyDictionary()
 
 
 def define(trainer: Trainer, names: Mapping[str, str]) -> None:
-    """Tell each run of W&B the axis and the summary of metrics that it does not know yet, before their first row.
+    """Define the axis and the summary of new metrics in each W&B run, before their first row.
 
-    `WandbLogger` has defined ``*`` with the axis ``trainer/global_step``. Of two patterns W&B takes any, but an exact
-    name before every pattern.
+    `WandbLogger` has defined ``*`` with the axis ``trainer/global_step``. Between two patterns W&B's choice is not
+    defined, but an exact name takes precedence over patterns.
 
     Args:
-        names: of the metrics, as they are logged: ``{"normtheory/loss": "loss"}``, with the name without prefix.
+        names: the metrics as logged, each with its name without prefix: ``{"normtheory/loss": "loss"}``.
     """
 
     def define_in(logger: Any) -> None:
         known = _defined.setdefault(logger.experiment, set())
         for name, bare in names.items():
             logged = _as_logged(logger, name)
-            if logged not in known and "*" not in logged:  # a layer can be called anything; a star makes a pattern
+            if logged not in known and "*" not in logged:  # a layer can have any name; a star would make a pattern
                 logger.experiment.define_metric(
                     logged, step_metric=_as_logged(logger, "epoch"), summary=find_metric(bare).summary
                 )
@@ -49,10 +48,10 @@ def define(trainer: Trainer, names: Mapping[str, str]) -> None:
 
 
 def describe(trainer: Trainer, settings: Mapping[str, Any]) -> None:
-    """Put the settings of a callback into the config of each run, ``normtheory.<callback>``, beside the versions.
+    """Write the settings of a callback and the versions into the config of each run, ``normtheory.<callback>``.
 
-    Two callbacks of one class differ in their prefix, which then belongs to the name. A resumed run gets what is true
-    now.
+    Two callbacks of one class differ in their prefix, which is then part of the name. A resumed run gets the current
+    settings.
     """
     name = settings["callback"]
     if settings["prefix"] != _CONFIG_KEY:
@@ -76,16 +75,16 @@ def describe(trainer: Trainer, settings: Mapping[str, Any]) -> None:
 def log_layer_table(trainer: Trainer, layers: Mapping[str, Mapping[str, float]], *, prefix: str = "normtheory") -> None:
     """Log ``<prefix>_layers/table`` at the last finished epoch: a row for each layer, a column for each quantity.
 
-    For the end of a fit: W&B makes an artifact of every table.
+    Call it at the end of a fit: W&B creates an artifact for every table.
     """
     quantities = list(dict.fromkeys(quantity for values in layers.values() for quantity in values))
     rows = [[layer, *(values.get(quantity) for quantity in quantities)] for layer, values in layers.items()]
 
     def log_in(logger: Any) -> None:
-        # Not a dependency of this floor: whoever has this logger has it.
+        # Imported here: with this logger wandb is installed.
         table = import_module("wandb").Table(columns=["layer", *quantities], data=rows)
-        # The step of the epoch's other metrics, which Lightning counts from 0. It becomes a column of the row, not the
-        # `step=` of W&B, which would drop the row.
+        # The step of the epoch's other metrics, which Lightning counts from 0. It becomes a column of the row; as
+        # W&B's own `step=` it would make W&B drop the row.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
         logger.log_metrics({f"{prefix}_layers/table": table, "epoch": trainer.current_epoch - 1}, step)
 
@@ -94,11 +93,11 @@ def log_layer_table(trainer: Trainer, layers: Mapping[str, Mapping[str, float]],
 
 
 def _for_each_run(trainer: Trainer, action: Callable[[Any], None]) -> None:
-    """Do it for the loggers of W&B, in the one process that has a run. An error waits until all have had their turn."""
+    """Apply ``action`` to each W&B logger, in the process that has a run; raise the first error at the end."""
     if not trainer.is_global_zero:
         return
     errors = []
-    # A seed that is new each time: ids that the client might draw have to differ between runs.
+    # A new seed each time: ids that the client may draw must differ between runs.
     with isolated_rng(secrets.randbits(32)):
         for logger in filter(_is_wandb, trainer.loggers):
             try:
@@ -110,10 +109,10 @@ def _for_each_run(trainer: Trainer, action: Callable[[Any], None]) -> None:
 
 
 def _is_wandb(logger: object) -> bool:
-    """Also one of a class that the user has derived."""
+    """Return whether it is a `WandbLogger`, or of a derived class."""
     return any(f"{base.__module__}.{base.__qualname__}" in _WANDB_LOGGERS for base in type(logger).__mro__)
 
 
 def _as_logged(logger: Any, name: str) -> str:
-    """A logger can have a prefix of its own, which Lightning puts before every name."""
+    """Return the name with the logger's own prefix, which Lightning puts before every name."""
     return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{name}" if logger._prefix else name

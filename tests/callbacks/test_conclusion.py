@@ -58,7 +58,7 @@ def test_a_table_that_fails_does_not_fail_the_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fit_end, "end_table", broken)
     run = trainer([RSCRatio(probe=16)], default_root_dir=tmp_path, max_epochs=1)
-    with pytest.warns(UserWarning, match="table at the end could not be made.*ZeroDivisionError: in the table"):
+    with pytest.warns(UserWarning, match="table at the end could not be printed.*ZeroDivisionError: in the table"):
         run.fit(Classifier("wn"), loader())
     assert run.state.finished
     with pytest.raises(ZeroDivisionError):
@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_read_does_not_fail_the_run(tmp_path):
             path.write_text("nothing\n")
 
     run = trainer([NormTheory(probe=16)], default_root_dir=tmp_path, max_epochs=1)
-    with pytest.warns(UserWarning, match="table at the end could not be made"):
+    with pytest.warns(UserWarning, match="table at the end could not be printed"):
         run.fit(Vandal("wn"), loader())
 
 
@@ -84,7 +84,7 @@ def test_what_wandb_refuses_does_not_take_the_table_away(tmp_path, monkeypatch, 
 
     monkeypatch.setattr("lightning_normtheory.callbacks.output.wandb.log_layer_table", refuse)
     callbacks = [RSCRatio(probe=16), RSCRatio(probe=16, prefix="more")]
-    with pytest.warns(UserWarning, match="W&B did not take the table of the layers.*no W&B"):
+    with pytest.warns(UserWarning, match="table of the layers could not be logged to W&B.*no W&B"):
         trainer(callbacks, default_root_dir=tmp_path, max_epochs=1).fit(Classifier("wn"), loader())
     assert len(said) == 2
 

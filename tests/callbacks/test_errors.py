@@ -89,7 +89,10 @@ def test_batchnorm_without_a_known_feeding_layer_beside_others():
             super().__init__("bn")
             self.net.insert(0, nn.BatchNorm1d(6))
 
-    with pytest.warns(UserWarning, match="1 BatchNorm layers normalize.*'net.0': it is fed by the argument 'x'"):
+    with pytest.warns(
+        UserWarning,
+        match="1 BatchNorm layers have inputs that could not be traced.*'net.0': it is fed by the argument 'x'",
+    ):
         trainer([MinWeightNorm()], max_epochs=1).fit(Partly(), loader())
     assert set(rows()[0]) == {
         "normtheory/min_weight_norm",

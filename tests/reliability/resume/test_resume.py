@@ -59,7 +59,7 @@ def test_changed_arguments_are_noticed(tmp_path):
         fit(tmp_path / "b", 2, checkpoint, probe=30)
     messages = [str(w.message) for w in caught]
     assert any("probe was 20 in the checkpoint and is 30 now" in message for message in messages)
-    assert any("measured on other samples" in message for message in messages)
+    assert any("measured on different samples" in message for message in messages)
 
 
 def test_a_smaller_dataset_is_noticed(tmp_path):
