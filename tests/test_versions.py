@@ -1,4 +1,4 @@
-"""The oldest versions that are tried are the lower limits; and, old or new, nothing that we read back runs code."""
+"""The oldest tested versions are the lower limits; and no file that is read back runs code, in any version."""
 
 import copy
 import pickle
@@ -35,7 +35,7 @@ def script():
 
 
 def test_the_oldest_pins_are_the_lower_limits(script):
-    """Here setup.cfg is read as text, line by line; the script reads it as pip does, extras within extras."""
+    """Read setup.cfg as text, line by line; the script reads it as pip does, with extras within extras."""
     text = (ROOT / "setup.cfg").read_text(encoding="utf-8")
     limits = re.findall(r"^    ([\w-]+)(?:\[\w+\])?>=([\d.]+)", text, re.MULTILINE)
     browser = re.search(r"^browser =\n    ([\w-]+)>=", text, re.MULTILINE)[1]  # asks for a Chromium beside it
@@ -56,14 +56,14 @@ def test_a_requirement_without_a_lower_limit_stops_the_script(script, tmp_path, 
         script["lowest"]()
 
 
-# -- nothing that we read back runs code -------------------------------------------------------------------------------
+# -- no file that is read back runs code -------------------------------------------------------------------------------
 
 EXPRESSION = "open('harm', 'w')"
 TAG = "!!python/object/apply:builtins.open [harm, w]"
 
 
 class Harm:
-    """Whoever unpickles it leaves a file behind."""
+    """Creates a file when unpickled."""
 
     def __reduce__(self):
         return (open, ("harm", "w"))
@@ -71,20 +71,20 @@ class Harm:
 
 @pytest.fixture(autouse=True)
 def _no_harm(tmp_path):
-    """Every test works in its own folder, which is where the harm would be."""
+    """Every test works in its own folder, where the file would be."""
     yield
     assert not Path("harm").exists()
 
 
 def test_the_harm_would_be_seen():
-    """Each of the three does what it threatens, in a reader that lets it."""
+    """Each of the three runs in a reader that allows it."""
     for read, hostile in ((pickle.loads, pickle.dumps(Harm())), (eval, EXPRESSION), (yaml.unsafe_load, TAG)):
         read(hostile)
         Path("harm").unlink()
 
 
 class Careful(TorchCheckpointIO):
-    """Of the older versions of Lightning, `fit` does not take `weights_only`."""
+    """In older versions of Lightning, `fit` has no argument `weights_only`."""
 
     def load_checkpoint(self, path, *arguments, **options):
         return torch.load(path, weights_only=True)
@@ -124,7 +124,7 @@ def test_a_pickle_in_our_state_is_refused_where_only_weights_are_read(checkpoint
 
 
 def test_text_in_our_state_is_only_text(checkpoint):
-    """Settings name functions, and diagnostics have names: none of them is looked up."""
+    """Names of functions in settings, and of diagnostics, are never looked up."""
     state = our_state(checkpoint)
     settings = dict.fromkeys(state["settings"], EXPRESSION)
     diagnostics = {EXPRESSION: {EXPRESSION: EXPRESSION}, **state["diagnostics"]}
@@ -145,7 +145,7 @@ HOSTILE_LINES = [
 
 @pytest.fixture
 def hostile_run(tmp_path):
-    """A run among whose lines are hostile ones, and whose names and settings are."""
+    """A run with hostile lines, names and settings."""
     path = write_run(tmp_path / "run", awkward_rows(), run=EXPRESSION, settings={"loss": EXPRESSION, "callback": TAG})
     with path.open("a", encoding="utf-8") as file:
         file.write("\n".join(HOSTILE_LINES) + "\n")
@@ -194,7 +194,7 @@ def test_pickled_objects_in_the_place_of_the_embedded_images_are_refused(tmp_pat
 
 
 def test_a_pickle_beside_the_files_of_mnist_is_not_run(tmp_path):
-    """torchvision prefers the files that its early versions have left."""
+    """torchvision prefers files of its early versions."""
     write_mnist(tmp_path)
     old = tmp_path / "MNIST" / "processed"
     old.mkdir()
@@ -213,7 +213,7 @@ def test_a_pickle_of_cifar10_imports_no_program_of_numpy(tmp_path):
 
 
 def test_a_program_in_postscript_is_not_taken_for_an_image(tmp_path, monkeypatch):
-    """Pillow knows a file by its content, and hands PostScript to an interpreter."""
+    """Pillow recognizes a file by its content, and passes PostScript to an interpreter."""
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *arguments: Path("harm").touch())
     program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
     (write_folder(tmp_path) / "test" / "bird" / "0000.png").write_bytes(program)

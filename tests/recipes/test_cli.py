@@ -1,4 +1,4 @@
-"""The command in this process: where it finds names and options, and what it hands on."""
+"""The command in this process: how it finds names and options, and what it passes on."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from support.report_cases import awkward_rows, write_run
 
 @pytest.fixture
 def handed_on(monkeypatch):
-    """What the command would train: name and options."""
+    """Record what the command would train: name and options."""
     calls = []
     monkeypatch.setattr(lightning_cli, "fit", lambda name, options: calls.append((name, options)))
     return calls

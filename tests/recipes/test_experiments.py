@@ -20,7 +20,7 @@ def lambda_min(kernel):
 
 
 def descend(model, data, lr, steps):
-    """Gradient descent with the model's own loss; yields after every quarter of the steps."""
+    """Run gradient descent with the model's own loss; yield after every quarter of the steps."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
     for step in range(1, steps + 1):
         optimizer.zero_grad()
@@ -40,7 +40,7 @@ class Softmax(nn.Module):
 
 
 def kernel_changes(make, networks, steps, seeds=2):
-    """ΔK of each network made of a model, on average over the seeds."""
+    """Compute ΔK of each network built from a model, averaged over the seeds."""
     data = GaussianClasses()
     changes = []
     for seed in range(seeds):
@@ -83,7 +83,7 @@ def test_a_narrow_bottleneck_keeps_the_kernel_moving():
 
 
 def test_without_biases_the_bottleneck_network_cannot_tell_the_classes_apart():
-    """f(cx) = c·f(x) for c > 0: the class around 0 has the signs of the two others."""
+    """f(cx) = c·f(x) for c > 0: the class around 0 gets the signs of the other two."""
     model = BottleneckNet(width=50, bottleneck=5, bias=False)
     x = torch.randn(7, 1)
     torch.testing.assert_close(model(3 * x), 3 * model(x))

@@ -177,7 +177,7 @@ def test_linearity_against_the_bottleneck(run):
 
 
 def test_only_seeds_are_averaged(run):
-    """Other settings that vary make curves of their own, unless they follow from what is on the axis."""
+    """Other varying settings get separate curves, unless they follow from the setting on the axis."""
 
     def margins(*settings):
         return [run(model, [{"batchnorm_gamma_a": 1.0 + i}]) for i, model in enumerate(settings)]

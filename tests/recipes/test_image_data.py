@@ -20,7 +20,7 @@ from support.lit import rows, trainer
 
 
 class Line(pl.LightningModule):
-    """A linear network; the batches that it was trained on."""
+    """A linear network that records its training batches."""
 
     def __init__(self, inputs=784, classes=10):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where images are found, and what is said if they are not there."""
+"""Finding images, and the messages about missing ones."""
 
 import math
 import pickle

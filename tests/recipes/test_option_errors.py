@@ -1,4 +1,4 @@
-"""What the command says of misspelled names, options and values, and its help."""
+"""Messages about misspelled names, options and values, and the help."""
 
 import pytest
 import yaml
@@ -63,7 +63,7 @@ def test_the_last_line_says_what_is_wrong(arguments, last, swept, capsys):
 
 
 def test_a_refused_option_costs_no_page(capsys):
-    """jsonargparse puts its usage in front."""
+    """jsonargparse prints its usage first."""
     for option in ("--model.widht=5", "--model.width=abc", "--trainer.max_epochz=5"):
         assert main(["run", "quickstart", option]) == 2
         tip, _ = capsys.readouterr().err.splitlines()

@@ -50,7 +50,7 @@ def test_folders_that_the_user_names_stay():
 
 
 class Described(FashionMNISTSlice):
-    """Data that say what a network for them is like."""
+    """Data that determine the inputs and outputs of the network."""
 
     features = 784
     number_of_classes = 12

@@ -50,7 +50,7 @@ def test_quickstart_logs_to_wandb_offline(quickstart):
 
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory):
-    """Every recipe, twice, with one seed: two folders of folders."""
+    """Run every recipe twice with one seed; return the two folders of runs."""
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     for folder in folders:
         for name, (code, _, err) in run_all(folder).items():

@@ -1,4 +1,4 @@
-"""What the command lists, and the recipes by name."""
+"""The list of recipes, and recipes by name."""
 
 import pytest
 

@@ -23,7 +23,7 @@ RECIPES = {"resnet18-bn": "batch", "resnet18-wn": "weight"}
 
 
 def images(n=64, channels=1, size=8):
-    """Noise with a bright patch in a corner that its class says: a small network can learn it."""
+    """Noise with a bright patch in the corner of its class, which a small network can learn."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(n, channels, size, size, generator=generator), torch.arange(n) % 2
     x[y == 1, :, : size // 2] += 2
@@ -133,7 +133,7 @@ def test_it_learns_and_everything_is_measured(norm, tmp_path):
 
 
 class Rates(pl.Callback):
-    """The learning rate of every epoch."""
+    """Record the learning rate of every epoch."""
 
     def __init__(self):
         self.rates = []

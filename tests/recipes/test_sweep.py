@@ -24,7 +24,7 @@ COMMAND = [str(Path(sys.executable).with_name("normtheory"))]
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc which processes are alive")
 
-# A run that takes no time: --do says what becomes of it.
+# A fake run that takes no time; --do selects its fate.
 CHILD = """
 import importlib.util, json, os, signal, subprocess, sys, time
 from pathlib import Path
@@ -60,7 +60,7 @@ if do != "measure-nothing":
 
 @pytest.fixture
 def child(tmp_path, monkeypatch):
-    """Sweeps in this process run the stand-in, and draw nothing."""
+    """Let sweeps in this process start fake runs, and draw nothing."""
     script = tmp_path / "child.py"
     script.write_text(CHILD)
     start = [sys.executable, "-S", str(script), lifeline.__file__]
@@ -73,7 +73,7 @@ def child(tmp_path, monkeypatch):
 
 
 def place(*options):
-    """The folder of the sweeps of quickstart with these options."""
+    """Return the folder of sweeps of quickstart with these options."""
     return Path("out", "sweeps", f"quickstart-{fingerprint(['quickstart', *options])}")
 
 
@@ -82,7 +82,7 @@ def folders(output="out"):
 
 
 def marks(output="out"):
-    """What would be another after a repetition."""
+    """Return inode and time of each run, which a repetition would change."""
     return {
         name: (path.stat().st_ino, next(path.rglob("normtheory.jsonl")).stat().st_mtime_ns)
         for name, path in folders(output).items()
@@ -106,7 +106,7 @@ def alive(pid):
 
 
 def at_work_in(folder):
-    """The processes there, but for this one."""
+    """List the processes with this working directory, except this one."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -253,7 +253,7 @@ def test_one_sweep_at_a_time(child, capsys):
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks_does_not_stop_a_sweep(child, number):
-    """Nor does the next one find a lock there, as it would if the existence of a file were the lock."""
+    """Nor does the next sweep find a lock, as it would if a file's existence were the lock."""
     with mock.patch("fcntl.flock", side_effect=OSError(number, "no locks")):
         lock(place())
         assert sweep("quickstart", {"a": ["1"]}, 1, 1, [], "out") == 0
@@ -261,7 +261,7 @@ def test_a_file_system_without_locks_does_not_stop_a_sweep(child, number):
 
 @linux
 def test_a_run_does_not_outlive_a_killed_sweep(child, tmp_path, capsys):
-    """With the processes that the run itself has started."""
+    """Nor do the processes that the run has started."""
     driver = tmp_path / "driver.py"
     driver.write_text(f"""
 import sys

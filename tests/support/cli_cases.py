@@ -1,10 +1,10 @@
-"""For the tests of the command in this process."""
+"""Helpers for tests of the command in this process."""
 
 from lightning_normtheory.recipes.cli import main
 
 
 def refusal(capsys, *arguments):
-    """The last line on stderr of a command that is refused."""
+    """Run a command that must be refused, and return the last line of stderr."""
     try:
         code = main(arguments)
     except SystemExit as end:

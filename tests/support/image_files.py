@@ -18,7 +18,7 @@ def pixels(*shape, seed=0):
 
 
 def write_mnist(root, name="MNIST", n=30):
-    """Files as torchvision keeps them; the labels go through the ten classes. The training images."""
+    """Write files in torchvision's layout, labels cycling through ten classes; return the training images."""
     folder = root / name / "raw"
     folder.mkdir(parents=True)
     for part, count in (("train", n), ("t10k", 10)):
@@ -30,7 +30,7 @@ def write_mnist(root, name="MNIST", n=30):
 
 
 def write_cifar10(root, n=4):
-    """Six pickles of n images; image i of all has the class i % 10. All images, in order."""
+    """Write six pickles of n images, image i with class i % 10; return all images in order."""
     folder = root / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     images = pixels(6 * n, 3, 32, 32)
@@ -44,7 +44,7 @@ def write_cifar10(root, n=4):
 
 
 def write_folder(root, classes=("bird", "cat", "dog"), n=6, shape=(8, 8, 3), validation="test", suffix="png"):
-    """n training and 2 validation images of each class, whose first pixel tells class and number."""
+    """Write n training and 2 validation images per class; the first pixel encodes class and number."""
     for part, count in (("train", n), (validation, 2)):
         for label, name in enumerate(classes):
             folder = root / part / name
@@ -64,12 +64,12 @@ def ready(**arguments):
 
 
 def held(dataset):
-    """All of a set, in its order."""
+    """Return all samples of a set in order."""
     return next(iter(DataLoader(dataset, len(dataset))))
 
 
 def restored(x, images):
-    """Whether x are the pixels of these images, up to one shift and scale."""
+    """Tell whether x are the pixels of these images, up to one shift and scale."""
     a = (x - x.mean()).flatten().double()
     b = torch.tensor(images).double().flatten()
     b = b - b.mean()

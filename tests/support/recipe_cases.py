@@ -1,6 +1,6 @@
 """Every recipe at a size for tests, through the real command.
 
-``cd tests && python -m support.recipe_cases`` records their losses anew.
+``cd tests && python -m support.recipe_cases`` records their losses again.
 """
 
 import json
@@ -32,7 +32,7 @@ SMALL = {
 
 
 def normtheory(*arguments, cwd, **environment):
-    """The console script in a process without a terminal, an account, or a say about W&B: its code, stdout, stderr."""
+    """Run the console script without a terminal, an account or W&B variables; return code, stdout, stderr."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")} | environment
     command = [str(Path(sys.executable).with_name("normtheory")), *arguments]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -40,7 +40,7 @@ def normtheory(*arguments, cwd, **environment):
 
 
 def numbers(folder):
-    """All that a run measured and logged, by epoch, but for what it took."""
+    """Return everything that a run measured and logged, by epoch, except times."""
     (path,) = Path(folder).rglob("normtheory.jsonl")
     found = {}
     for line in jsonl.read(path):
@@ -50,13 +50,12 @@ def numbers(folder):
 
 
 def losses(rows):
-    """Of every epoch: what was measured on the probe, or the mean of the epoch where nobody measures the former."""
+    """Return the loss of every epoch, on the probe or, if that is not measured, the epoch's mean."""
     return [row.get("normtheory/loss", row.get("train_loss")) for row in rows]
 
 
 def run_all(folder, names=tuple(SMALL)):
-    """Each of the recipes in a folder of its name, two at a time, which two cores can do: by name its code, stdout,
-    stderr."""
+    """Run each recipe in a folder of its name, two in parallel; return code, stdout, stderr by name."""
 
     def one(name):
         (folder / name).mkdir(parents=True)
