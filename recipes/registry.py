@@ -46,7 +46,7 @@ def description(name: str) -> str:
 
     Example:
         >>> description("quickstart").split(",")[0]
-        'A WeightNorm tanh network on the Fashion-MNIST images that come with this package'
+        'A WeightNorm tanh network on the Fashion-MNIST images included in this package'
     """
     lines = []
     for line in config_path(name).read_text(encoding="utf-8").splitlines():

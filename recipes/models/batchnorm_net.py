@@ -16,7 +16,7 @@ class BatchNormNet(Supervised):
         inputs: d.
         width: m.
         lr: of plain SGD; the paper's experiments use 0.01 to 0.1.
-        eps: ε of N(v)² = var + ε. PyTorch requires ε > 0; 1e-30 vanishes beside any variance of float32 inputs.
+        eps: ε of N(v)² = var + ε. PyTorch requires ε > 0; 1e-30 is negligible against any variance of float32 inputs.
 
     Example:
         >>> import torch
