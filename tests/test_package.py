@@ -248,6 +248,7 @@ def test_the_wheel_works_from_another_directory(wheel, tmp_path):
     assert done.stdout.splitlines()[-1] == f"2000 {site}/lightning_normtheory/callbacks/__init__.py"
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_without_its_peers():
     """On its smallest model, as a user would, from the checkout."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks", "hessian", "ntk", "--case", "tiny", "--runs", "1"]

@@ -101,8 +101,18 @@ def dicts(samples):
     return {"image": torch.stack(x), "label": torch.stack(y)}
 
 
-@pytest.mark.parametrize("callback", ALL)
-@pytest.mark.parametrize("model", ["resnet18", "wn mlp"])
+# `NormTheory` measures on the ResNet all that the slow ones measure.
+ON_RESNET = (BatchNormTheory, MinWeightNorm, NormTheory)
+
+
+@pytest.mark.parametrize(
+    ("model", "callback"),
+    [
+        pytest.param(model, callback, marks=[pytest.mark.slow] * (model == "resnet18" and callback not in ON_RESNET))
+        for model in ("resnet18", "wn mlp")
+        for callback in ALL
+    ],
+)
 def test_works_without_arguments(callback, model):
     module, data = (ResNet(), images()) if model == "resnet18" else (SquareLoss("wn"), loader())
     if model == "wn mlp" and callback is BatchNormTheory:

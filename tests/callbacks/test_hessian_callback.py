@@ -334,6 +334,7 @@ def test_an_operation_without_a_second_derivative_is_named_and_training_goes_on(
     assert all(math.isnan(row[LAMBDA]) and math.isfinite(row["normtheory/rsc_ratio"]) for row in measured.values())
 
 
+@pytest.mark.slow
 def test_memory_after_fifty_epochs_is_that_after_five():
     """Live tensors, counted by python; the benchmark looks at the process."""
     counts = {}

@@ -1,5 +1,7 @@
 """Training with our callbacks is bitwise the training without them."""
 
+from functools import cache
+
 import lightning.pytorch
 import pytest
 import pytorch_lightning as pl
@@ -12,11 +14,22 @@ from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, 
 from support.lit import CLASSES, FEATURES, Classifier, loader, trainer
 from support.neutral_cases import CASES, run
 
+# Cases of loading batches and of applying gradients: the Hessian of one is measured like that of all.
+LOADING = (
+    *("augmentation", "persistent workers", "user generator", "iterable", "not a DataLoader", "batch sampler"),
+    *("whole batches", "gradient", "accumulation", "every second epoch", "reloaded loaders"),
+)
+
+
+@cache
+def run_bare(case):
+    return run(case, [])
+
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_bitwise_the_same(case):
-    bare = run(case, [])
+    bare = run_bare(case)
     watched = run(case, [NormTheory(on_error="raise", **CASES[case][2])])
     assert len(bare) == len(watched)
     for position, (a, b) in enumerate(zip(bare, watched)):
@@ -61,11 +74,13 @@ def test_several_callbacks_at_once():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * case.startswith(LOADING)) for case in CASES]
+)
 def test_curvature_in_low_memory_and_of_the_predictor(case):
     """With every choice that `NormTheory` does not make: forward passes in every product, vmap, Lanczos."""
     options = {"method": "lanczos", "memory": "low", "predictor_samples": 3, "max_hvps": 4}
-    assert run(case, []) == run(case, [HessianTopEigenvalue(on_error="raise", **options, **CASES[case][2])])
+    assert run_bare(case) == run(case, [HessianTopEigenvalue(on_error="raise", **options, **CASES[case][2])])
 
 
 class Module(lightning.pytorch.LightningModule):

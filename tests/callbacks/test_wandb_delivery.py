@@ -163,6 +163,7 @@ def test_every_row_of_an_offline_run_arrives_when_it_is_synced(tmp_path):
     assert len(server.run.tables["normtheory_layers/table"]) == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on(tmp_path):
     with WandbServer() as server:
         fit(tmp_path, server, wandb={"project": "demo", "id": "again"}, epochs=2)
@@ -187,6 +188,7 @@ def test_a_killed_run_keeps_its_rows(tmp_path):
         assert {"normtheory/hessian_lambda_max", "other/loss"} <= set(row)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot distribute")
 def test_the_second_process_leaves_wandb_alone(tmp_path):
     with WandbServer() as server:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -49,41 +50,48 @@ def test_quickstart_logs_to_wandb_offline(quickstart):
 
 
 @pytest.fixture(scope="module")
-def twice(tmp_path_factory):
-    """Run every recipe twice with one seed; return the two folders of runs."""
-    folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
-    for folder in folders:
-        for name, (code, _, err) in run_all(folder).items():
-            assert code == 0, f"{name}: {err}"
-    return folders
+def small_run(tmp_path_factory):
+    """Function of a recipe's name that runs it at the size for tests, once, and returns the folder."""
+
+    @cache
+    def small_run(name):
+        folder = tmp_path_factory.mktemp("small")
+        ((code, _, err),) = run_all(folder, [name]).values()
+        assert code == 0, err
+        return folder / name
+
+    return small_run
 
 
 def test_every_recipe_has_a_size_for_tests():
     assert sorted(SMALL) == registry.names()
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_one_seed_gives_one_run(twice, name):
-    first, second = (numbers(folder / name) for folder in twice)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "resnet18-bn")) for name in SMALL]
+)
+def test_one_seed_gives_one_run(small_run, tmp_path, name):
+    run_all(tmp_path, [name])
+    first, second = numbers(small_run(name)), numbers(tmp_path / name)
     assert len(first) > 1
     assert first == second
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_losses_are_those_that_were_recorded(twice, name):
-    assert losses(numbers(twice[0] / name)) == pytest.approx(json.loads(RECORDED.read_text())[name], rel=1e-3)
+def test_the_losses_are_those_that_were_recorded(small_run, name):
+    assert losses(numbers(small_run(name))) == pytest.approx(json.loads(RECORDED.read_text())[name], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "wn-cifar10", "wn-mnist", "wn-regimes"])
-def test_no_weight_vector_gets_shorter_by_plain_descent_on_weightnorm(twice, name):
-    norms = [row["normtheory/min_weight_norm"] for row in numbers(twice[0] / name)]
+def test_no_weight_vector_gets_shorter_by_plain_descent_on_weightnorm(small_run, name):
+    norms = [row["normtheory/min_weight_norm"] for row in numbers(small_run(name))]
     # but for the rounding of float32, up to 3e-8 in each of at most 20 steps
     assert all(b >= a * (1 - 20 * 3e-8) for a, b in pairwise(norms))
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_run_draws_its_figure(twice, name):
-    (picture,) = twice[0].joinpath(name).rglob(f"{name}.png")
+def test_a_run_draws_its_figure(small_run, name):
+    (picture,) = small_run(name).rglob(f"{name}.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in picture.with_suffix(".svg").read_text()
     with picture.with_suffix(".csv").open(newline="") as file:

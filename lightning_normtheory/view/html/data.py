@@ -147,7 +147,7 @@ def embedded(runs: Sequence[tuple[str, History]], shown: Sequence[Plot]) -> str:
         >>> from pathlib import Path
         >>> from lightning_normtheory.record.history import Row
         >>> history = History(Path(), "", "", rows=[Row(4, 1, 0.0, {"loss": 0.1}, {})])
-        >>> embedded([("<b>", history)], plots([history]))[:95]
+        >>> embedded([("<b>", history)], plots([history]))[:94]
         '{"epochs":[[4]],"runs":[{"name":"\\\\u003cb>","color":"c0","epochs":0,"series":{"loss":[0.1]}}],"'
     """
     keys = list(dict.fromkeys(curve.key for plot in shown for curve in plot.curves))

@@ -12,6 +12,7 @@ from unittest import mock
 import pytorch_lightning as pl
 
 from lightning_normtheory.callbacks import NormTheory
+from lightning_normtheory.callbacks.output import run_file
 from lightning_normtheory.record import jsonl
 
 from reliability.faults.fault_runs import (
@@ -63,7 +64,7 @@ def with_file(
     root.mkdir()
     prepare(root)
     users = [] if meddle is None else [Meddles(1, partial(meddle, root))]
-    with during(root), mock.patch.object(jsonl, "folder", return_value=root / FILE.parent):
+    with during(root), mock.patch.object(run_file, "folder", return_value=root / FILE.parent):
         watched = fit(root, [NormTheory()], module=MODULE, users=users)
     compare_training(check, watched, bare)
     expected = {epoch: reference.rows[epoch] for epoch in epochs}

@@ -48,7 +48,6 @@ QUICK = {
     "memory of python: 0 of 24 samples fit, NTKLeastEigenvalue",
     "memory of the CPU: 12 of 24 samples fit, batch statistics",
     "memory of the CPU: nothing fits from the start",
-    "memory of the process is limited by the system",
     "interrupt in NormTheory after 30% of a measurement, wn",
     "interrupt in NormTheory after 90% of a measurement, bn",
     "interrupt in HessianTopEigenvalue after 50% of a measurement",
@@ -60,7 +59,6 @@ QUICK = {
     "the disk is full after 500 bytes in epoch 1",
     "there was a huge line of brackets before",
     "W&B refuses an axis",
-    "W&B's server dies in the middle",
 }
 
 

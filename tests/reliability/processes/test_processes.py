@@ -12,12 +12,8 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 # Of each kind one; all of them: pytest -m slow, or cd tests && python -m reliability.
 QUICK = {
     "2 processes, WeightNorm",
-    "4 processes, convolution",
     "4 processes, BatchNorm",
-    "2 processes, one by one",
     "2 processes, unused parameters",
-    "2 processes, float32",
-    "2 processes, gradient accumulation",
     "torchrun from a script, BatchNorm",
 }
 QUICK_FAULTS = {"2 processes, one fails, WeightNorm"}

@@ -13,7 +13,9 @@ from lightning_normtheory.hessian.predictor import predictor_hessian
 from support.models import MODELS, Graph, freeze
 from support.oracles import difference_hessian
 
-TABLE = pytest.mark.parametrize("name", MODELS)
+# Seconds each, and of kinds that other rows have.
+SLOW = ("attention", "wn-lstm", "wn-conv-hook-dim-2", "wn-conv-hook-dim-None", "wn-conv-parametrized-dim-3")
+TABLE = pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS])
 N = 2
 
 
@@ -39,7 +41,7 @@ def test_table(name):
     torch.testing.assert_close(norms, reference(model, x), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["bn", "bn-residual"])
+@pytest.mark.parametrize("name", ["bn", pytest.param("bn-residual", marks=pytest.mark.slow)])
 def test_batch_statistics_couple_the_samples(name):
     case = MODELS[name]
     model, x = case.make().train(), case.data(N)[0]

@@ -84,7 +84,13 @@ def test_no_batch_norm():
 ARCHITECTURES = {"resnet18": 20, "resnet50": 53, "mobilenet_v2": 52, "efficientnet_b0": 49, "densenet121": 649}
 
 
-@pytest.mark.parametrize(("name", "count"), ARCHITECTURES.items())
+SLOW = ("resnet50", "efficientnet_b0", "densenet121")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (each[0] in SLOW)) for each in ARCHITECTURES.items()],
+)
 def test_published_architectures(name, count):
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None)
