@@ -116,6 +116,15 @@ def test_no_folder_is_full():
     assert {str(folder): number for folder, number in counts.items() if number > MOST_MODULES} == {}
 
 
+def test_no_test_is_imported_by_another():
+    """What tests share is in `support`, or in a module of the folder that is not a test."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(part.startswith("test_") for name in names for part in name.split(".")), f"{path}: {names}"
+
+
 def test_every_folder_is_installed():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
