@@ -45,7 +45,7 @@ def _end_wandb_service():
 
 @pytest.fixture(autouse=True)
 def _quiet(_end_wandb_service, tmp_path, monkeypatch):
-    """Every test runs in a folder of its own, without Lightning's advice about workers and logging intervals."""
+    """Run every test in its own folder, without Lightning's advice about workers and logging intervals."""
     monkeypatch.chdir(tmp_path)
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -56,7 +56,7 @@ def _quiet(_end_wandb_service, tmp_path, monkeypatch):
 
 @pytest.fixture
 def swept(monkeypatch):
-    """What the command would sweep."""
+    """Record calls of the sweep instead of running it."""
     calls = []
     monkeypatch.setattr(
         "lightning_normtheory.recipes.sweeps.sweep.sweep", lambda *arguments: calls.append(arguments) or 0
@@ -92,7 +92,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """Opens a file; afterwards, nothing may have been complained of, and nothing asked for but the file."""
+    """Open a file in the browser; at the end, check for no console messages and no requests but for the file."""
     pages, complaints, requests = [], [], []
 
     def visit(path, width=1400, height=900, **context):

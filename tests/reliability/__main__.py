@@ -1,7 +1,7 @@
 """Run every reliability case and write the table of docs/reliability.md: ``cd tests && python -m reliability``.
 
-A case is a function that gets a folder of its own and returns an `Outcome`. It runs in a worker process: one that dies,
-or that does not end, is a difference like any other, and the next case gets a new worker.
+A case is a function that takes its own folder and returns an `Outcome`. It runs in a worker process: one that dies or
+hangs counts as a difference, and the next case gets a new worker.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def _counts(names: Iterable[str]) -> str:
 
 
 def drawn(results: list[Result]) -> str:
-    """What the random models are made of."""
+    """Count the layers and normalizations of the random models."""
     strange_model = import_module("reliability.strange.strange_models").strange_model
     blocks = [block for result in results for block in strange_model(result.case.name).plan.blocks]
     layers, norms = _counts(block.kind for block in blocks), _counts(block.norm for block in blocks)
@@ -116,7 +116,7 @@ ABOUT: dict[str, Callable[[list[Result]], str]] = {
 
 
 def find_cases(chosen: Mapping[str, Part], quick: bool) -> list[Case]:
-    """All of them, or a few of each part. A part that cannot be imported ends the command here."""
+    """List all cases, or a few of each part; raise if a part cannot be imported."""
     found = []
     for title, part in chosen.items():
         module = import_module(part.module)
@@ -131,7 +131,7 @@ def find_cases(chosen: Mapping[str, Part], quick: bool) -> list[Case]:
 
 
 def work(connection: Any) -> None:
-    """In a process of its own: one case after the other, until nobody asks for more."""
+    """Run cases one after the other in this worker process until the connection closes."""
     os.setsid()  # so that it can be ended with all its children
     with contextlib.suppress(EOFError):
         while True:
@@ -186,13 +186,13 @@ class Worker:
             self.process.join(5)  # an idle one ends by itself
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)  # with all that it has started
-            self.process.kill()  # if it was so new that it had no group of its own yet
+            self.process.kill()  # in case it did not have its own group yet
             self.process.join()
             self.process = None
 
 
 def run_all(cases: Sequence[Case], jobs: int) -> list[Result]:
-    """Each in a temporary folder, with a line of progress."""
+    """Run each case in a temporary folder and print a line of progress."""
     here, workers = threading.local(), []
 
     def one(case: Case) -> Result:
@@ -231,7 +231,7 @@ def note(title: str, own: Sequence[Result]) -> str:
 
 
 def table(chosen: Mapping[str, Part], results: Sequence[Result], command: str) -> str:
-    """What was run and found, as Markdown."""
+    """Return the results as Markdown."""
     rows = ["| part | cases | values compared | differences | minutes |", "|---|---|---|---|---|"]
     notes, differences = [], []
     for title in chosen:
@@ -246,14 +246,14 @@ def table(chosen: Mapping[str, Part], results: Sequence[Result], command: str) -
 
 
 def put_into(page: str, text: str) -> str:
-    """The page with another table between its markers; what is written by hand stays."""
+    """Replace the table between the markers of the page; keep the rest."""
     before, _, rest = page.partition(MARKERS[0])
     _, _, after = rest.partition(MARKERS[1])
     return f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{after}"
 
 
 def put_part_into(page: str, title: str, own: Sequence[Result], titles: Iterable[str]) -> str:
-    """The page with the row, the differences and the note of one part anew."""
+    """Replace the row, the differences and the note of one part in the page."""
     lines = [line for line in page.splitlines() if not line.startswith((f"- {title}, ", NONE))]
     place = next(i for i, line in enumerate(lines) if line.startswith(f"| {title} |"))
     lines[place] = row(title, own)
@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] = (), chosen: Mapping[str, Part] | None = None
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=300, help="how many random models (300)")
     parser.add_argument("--jobs", type=int, default=2, help="how many cases at a time (2)")
-    parser.add_argument("--only", choices=chosen or parts(0, 0), help="one part, whose row alone is written anew")
+    parser.add_argument("--only", choices=chosen or parts(0, 0), help="run one part and replace only its row")
     parser.add_argument("--quick", action="store_true", help="a few cases of each part; the page is left as it is")
     options = parser.parse_args(arguments)
     os.environ.update(OMP_NUM_THREADS="1", WANDB_MODE="offline", WANDB_SILENT="true")

@@ -161,7 +161,7 @@ def count(model: nn.Module) -> dict[str, int]:
     }
 
 
-# -- what is run, in a process of its own ------------------------------------------------------------------------------
+# -- what is run, in a separate process --------------------------------------------------------------------------------
 
 
 def long_fit(model: str, epochs: int, path: Path, watching: Sequence[pl.Callback]) -> None:
@@ -214,7 +214,7 @@ def short_fits(model: str, fits: int, path: Path, kind: str) -> None:
 
 
 def run_alone(what: str, model: str, rounds: int, path: Path) -> None:
-    """What a process of its own does."""
+    """Run one kind of soak; the entry point of the separate process."""
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -240,7 +240,7 @@ class SoakResult(NamedTuple):
 
 
 def soak(epochs: int, folder: Path, fits: int = 10) -> SoakResult:
-    """Both models for so many epochs, and so many fits in one process, with the same callbacks and with new ones."""
+    """Train both models for ``epochs``; run ``fits`` in one process: same callbacks, new ones, fits that fail."""
     runs = [("epochs", model, epochs) for model in MODELS]
     runs += [(kind, "WeightNorm MLP", fits) for kind in ("the same callbacks", "new callbacks", "fits that fail")]
     with ThreadPoolExecutor(2) as pool:

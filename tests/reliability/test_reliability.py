@@ -14,7 +14,7 @@ from reliability.outcome import Outcome
 
 
 def fine(folder: Path) -> Outcome:
-    assert list(folder.iterdir()) == [folder / "output.txt"]  # a folder of its own
+    assert list(folder.iterdir()) == [folder / "output.txt"]  # an empty folder
     print("words that nobody wants to read")
     return Outcome(5)
 

@@ -1,4 +1,4 @@
-"""A fit in a process of its own, for what is done to processes: ``python fault_process.py '{"task": "signal"}'``."""
+"""A fit in a separate process, for faults of processes: ``python fault_process.py '{"task": "signal"}'``."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Runs with a fault in them, beside the same run without our callbacks, and comparisons that end in words."""
+"""Runs with a fault and the same runs without our callbacks, and comparisons that list differences as text."""
 
 import math
 import random
@@ -25,7 +25,7 @@ Rows = dict[int, dict[str, float]]
 
 
 class Comparison:
-    """Counts what was compared and keeps what differs."""
+    """Count comparisons and collect differences."""
 
     def __init__(self) -> None:
         self.compared = 0
@@ -158,11 +158,11 @@ def compare_rows(check: Comparison, found: Rows, expected: Rows, without: Iterab
 
 
 def compare_reports(check: Comparison, watched: Run, *parts: str) -> None:
-    """Each of these is in exactly one warning, and no warning of ours comes twice."""
+    """Check that each part is in exactly one warning, and that no warning of this package is repeated."""
     for part in parts:
         check.equal(f"warnings with {part!r}", sum(part in message for message in watched.messages), 1)
     own = [message for message in watched.messages if "normtheory" in message]
-    check.equal("warnings of ours that come again", len(own) - len(set(own)), 0)
+    check.equal("repeated warnings of this package", len(own) - len(set(own)), 0)
 
 
 @cache

@@ -101,7 +101,7 @@ def written_before(root: Path, content: bytes) -> None:
 
 
 def full_disk(root: Path, epoch: int, room: int) -> AbstractContextManager:
-    """In one epoch, the disk takes so many more bytes and then no more: the system's own limit of a file's size."""
+    """Let a file grow only by this number of bytes in one epoch, with the system's limit of file sizes."""
     original = jsonl.append
 
     def append(path: Path, header: dict, row: dict, first: bool = True) -> None:

@@ -39,7 +39,7 @@ ERRORS: dict[str, Callable[[], Exception]] = {
 
 
 class Limited:
-    """A loss or a predictor for so many samples at once."""
+    """A loss or predictor that fails on larger batches."""
 
     def __init__(self, most: int, error: Callable[[], Exception], *, loss: bool) -> None:
         self.most, self.error, self.loss = most, error, loss

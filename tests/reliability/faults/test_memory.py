@@ -22,7 +22,7 @@ ERRORS = {
 
 
 class Limited(nn.Module):
-    """A model that has memory for so many samples at once, when it is to be differentiated."""
+    """A model that runs out of memory when differentiated with more samples at once."""
 
     def __init__(self, net: nn.Module, samples: int, error: str = "device", always: bool = False):
         super().__init__()

@@ -124,7 +124,7 @@ def measured(
     callback: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[int, dict[str, float]]:
-    """The rows of a short fit in so many processes."""
+    """Return the rows of a short fit in this number of processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         callbacks = [NormTheory(on_error="raise", ntk_samples=20, **(callback or {}))]

@@ -106,7 +106,7 @@ def test_an_iterable_dataset_in_two_processes_resumes(tmp_path):
 
 
 class ByRank(Stream):
-    """Every process has samples of its own."""
+    """Every process has different samples."""
 
     def __iter__(self):
         rank = torch.distributed.get_rank()

@@ -141,7 +141,7 @@ def everything(**arguments):
 
 
 def of_chains(**arguments):
-    """One callback of each class that applies, each with names of its own."""
+    """One callback of each class that applies, each with its own prefix."""
     options = {"on_error": "raise", **arguments}
     return [
         RSCRatio(prefix="a", **options),
@@ -169,7 +169,7 @@ class Case:
 
     Attributes:
         net: builds the network.
-        callbacks: builds those of ours.
+        callbacks: builds the callbacks under test.
         norm: of the inputs.
         options: of the callbacks.
     """
@@ -244,7 +244,7 @@ def rows(folder):
 
 
 class AfterValidation(ModelCheckpoint):
-    """A class of its own: two of one class that differ in the hook alone cannot be in one trainer."""
+    """A separate class: one trainer cannot hold two callbacks of one class that differ only in the hook."""
 
 
 def keepers(folder):

@@ -1,5 +1,4 @@
-"""What a resumed run does with arguments that are others than those of its checkpoint: it says so, and drops what no
-longer fits."""
+"""Resuming with arguments that differ from the checkpoint's warns and drops what no longer fits."""
 
 import inspect
 import warnings
@@ -145,7 +144,7 @@ def test_what_was_measured_otherwise_is_not_compared_with(tmp_path, checkpoint, 
 def test_another_prefix_is_another_callback(tmp_path, checkpoint):
     with pytest.warns(UserWarning, match="NormTheory{'prefix': 'normtheory'}"):
         found = fit(CASE, tmp_path, checkpoint, callbacks=[NormTheory(20, prefix="other")], epochs=2)
-    # It has a beginning of its own: where the run was resumed.
+    # It starts where the run was resumed.
     assert {"other/loss_ratio", "other/ntk_change"} <= found[1].keys()
 
 

@@ -35,7 +35,7 @@ class Block:
         residual: the input is added to the output.
         twice: the same layer is applied again.
         tied: the weight is that of the block before.
-        checkpointed: the block is computed anew in the backward pass.
+        checkpointed: the block is recomputed in the backward pass.
         frozen: ``"g"``, ``"v"`` or ``"layer"``, where something is.
     """
 
