@@ -18,7 +18,7 @@ from lightning_normtheory.callbacks import NormTheory
 from lightning_normtheory.recipes.cli import main
 from lightning_normtheory.recipes.datasets import source
 from lightning_normtheory.record import jsonl
-from lightning_normtheory.record.run import read_run
+from lightning_normtheory.record.history import read_history
 
 from support.image_files import ready, write_cifar10, write_folder, write_mnist
 from support.lit import Classifier, loader, trainer
@@ -168,11 +168,11 @@ def test_a_report_of_hostile_files_shows_them(hostile_run, options, capsys):
 def test_hostile_settings_of_a_run_are_refused_and_its_source_is_text(hostile_run):
     config = hostile_run.with_name("config.yaml")
     config.write_text("seed_everything: 3\n")
-    run = read_run(hostile_run.parent)
-    assert (run.settings, run.source) == ({"seed_everything": 3}, TAG)
+    run = read_history(hostile_run.parent)
+    assert (run.options, run.source) == ({"seed_everything": 3}, TAG)
     config.write_text(f"seed_everything: {TAG}\n")
-    with pytest.raises(ValueError, match=r"settings of a run in .*config\.yaml, but it cannot be read"):
-        read_run(hostile_run.parent)
+    with pytest.raises(ValueError, match=r"options of a run in .*config\.yaml, but it cannot be read"):
+        read_history(hostile_run.parent)
 
 
 def test_a_hostile_file_of_options_is_refused(capsys):

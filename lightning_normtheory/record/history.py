@@ -1,23 +1,27 @@
-"""A run as its JSON Lines file tells it: one row per epoch, whoever wrote its parts."""
+"""The model of a run, and the functions that read it from the run's files."""
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lightning_normtheory.record import jsonl
+from lightning_normtheory.record.options import read_options
 from lightning_normtheory.record.theorem_status import TheoremStatus
 
-__all__ = ["History", "Row", "merge", "read_histories"]
+__all__ = ["History", "Row", "merge", "read_histories", "read_history"]
 
 
 class Row(NamedTuple):
     """One measured epoch.
 
     Attributes:
-        metrics: ours; in a `History` without the prefix, and those of a layer begin with ``layers/``.
+        metrics: of the callbacks with the history's prefix, which is removed; names of layers begin with ``layers/``.
         users: what the run logged itself, such as ``val_loss``.
+        logged: all metrics by their full names, including those of other prefixes.
     """
 
     epoch: int
@@ -25,22 +29,25 @@ class Row(NamedTuple):
     time: float
     metrics: dict[str, float]
     users: dict[str, float]
+    logged: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class History:
-    """What the callbacks with one prefix have measured in one run.
+    """Everything that the files of a run say about the callbacks with one prefix.
 
     Args:
-        path: of the file.
+        path: of normtheory.jsonl.
         run: its name, ``<logger name>/<version>``.
         prefix: of the metrics' names.
         settings: those of each callback.
         versions: of the packages.
-        theorems: which of them applies to the network.
-        optimizers: their classes, where a callback has looked at them.
-        max_epochs: how many the run was to have; ``None`` without a limit.
+        theorems: which of them apply to the network.
+        optimizers: their classes, if a callback recorded them.
         rows: one per measured epoch, in order.
+        max_epochs: the limit of the run; ``None`` without one.
+        options: of the command line, such as ``{"model.width": 64}``; empty without a readable config.yaml.
+        source: where the training data came from, if the run recorded it.
     """
 
     path: Path
@@ -52,22 +59,27 @@ class History:
     optimizers: tuple[str, ...] = ()
     rows: list[Row] = field(default_factory=list)
     max_epochs: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
 
     def series(self, name: str) -> dict[int, float]:
-        """A metric of ours by epoch, where it was measured.
+        """Return the values of a metric by epoch. The prefix ``users/`` selects what the run logged itself.
 
         Example:
-            >>> History(Path(), "", "", rows=[Row(3, 30, 0.0, {"loss": 0.5}, {})]).series("loss")
-            {3: 0.5}
+            >>> history = History(Path(), "", "", rows=[Row(3, 30, 0.0, {"loss": 0.5}, {"val_loss": 0.6})])
+            >>> history.series("loss"), history.series("users/val_loss")
+            ({3: 0.5}, {3: 0.6})
         """
-        return {row.epoch: row.metrics[name] for row in self.rows if name in row.metrics}
+        own = name.removeprefix("users/")
+        rows = [(row.epoch, row.metrics if own == name else row.users) for row in self.rows]
+        return {epoch: values[own] for epoch, values in rows if own in values}
 
     def last(self, name: str) -> float:
-        """The last value of a metric of ours; NaN if there is none."""
+        """Return the last value of a metric, NaN if there is none."""
         return self.latest(name).get(name, math.nan)
 
     def latest(self, *names: str) -> dict[str, float]:
-        """Our metrics in the last epoch that has all of these: only values of one epoch can be compared.
+        """Return the metrics of the last epoch that has all of these: only values of one epoch are comparable.
 
         Example:
             >>> rows = [Row(0, 1, 0.0, {"a": 1.0, "b": 2.0}, {}), Row(1, 2, 0.0, {"a": 3.0}, {})]
@@ -78,15 +90,18 @@ class History:
         return next((row.metrics for row in reversed(self.rows) if row.metrics.keys() >= set(names)), {})
 
     def names(self) -> list[str]:
-        """Every metric of ours, in the order in which they came."""
+        """Return the names of all metrics, in the order of their first appearance."""
         return list(dict.fromkeys(name for row in self.rows for name in row.metrics))
 
 
 def read_histories(path: str | Path) -> list[History]:
-    """What a file tells, for each prefix in it: nearly always one.
+    """Read a normtheory.jsonl, and the config.yaml and source.txt in its folder if there are any.
+
+    Returns:
+        One history for each prefix of callbacks in the file, nearly always one.
 
     Raises:
-        ValueError: if it has no header of ours.
+        ValueError: if the file has no header of ours.
 
     Example:
         >>> import tempfile
@@ -94,39 +109,88 @@ def read_histories(path: str | Path) -> list[History]:
         >>> row = {"epoch": 0, "step": 5, "time": 0.0, "metrics": {"normtheory_layers/weight_norm__a": 0.5},
         ...        "user_metrics": {"val_loss": 0.6}}
         >>> jsonl.append(path, {"run": "demo/1", "settings": {"prefix": "normtheory"}}, row)
-        >>> read_histories(path)[0].rows
-        [Row(epoch=0, step=5, time=0.0, metrics={'layers/weight_norm__a': 0.5}, users={'val_loss': 0.6})]
+        >>> (row,) = read_histories(path)[0].rows
+        >>> row.metrics, row.users
+        ({'layers/weight_norm__a': 0.5}, {'val_loss': 0.6})
     """
+    path = Path(path)
     lines = list(jsonl.read(path))
     headers = [line for line in lines if "schema" in line]
     if not headers:
         raise ValueError(f"Expected the normtheory.jsonl of a run, but {path} has no line with its settings.")
     prefixes = dict.fromkeys(map(_prefix, headers))
     rows = merge(line for line in lines if "epoch" in line)
-    return [_history(Path(path), prefix, headers, rows) for prefix in prefixes]
+    options: dict[str, Any] = {}
+    with suppress(ValueError):  # only `normtheory run` promises a config.yaml of this form
+        options = read_options(path.with_name("config.yaml"))
+    source = path.with_name("source.txt")
+    text = source.read_text(encoding="utf-8").strip() if source.exists() else ""
+    return [_history(path, prefix, headers, rows, options, text) for prefix in prefixes]
 
 
-def _history(path: Path, prefix: str, headers: Iterable[Mapping[str, Any]], rows: Iterable[Row]) -> History:
-    told: dict[str, Any] = {}
+def read_history(folder: Path) -> History:
+    """Read the only run below a folder, with its options: what a figure needs.
+
+    Returns:
+        The history with the prefix ``normtheory``, or the first one of the file.
+
+    Raises:
+        ValueError: if there is not exactly one normtheory.jsonl, or its config.yaml cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp(), "demo", "1")
+        >>> row = {"epoch": 0, "step": 2, "metrics": {"normtheory/loss": 0.5}, "user_metrics": {"val_loss": 0.6}}
+        >>> jsonl.append(folder / "normtheory.jsonl", {}, row)
+        >>> _ = (folder / "config.yaml").write_text("model: {class_path: Net, init_args: {width: 8}}")
+        >>> run = read_history(folder.parent)
+        >>> run.options, run.rows[0].logged
+        ({'model': 'Net', 'model.width': 8}, {'val_loss': 0.6, 'normtheory/loss': 0.5})
+    """
+    found = sorted(Path(folder).rglob("normtheory.jsonl"))
+    if len(found) != 1:
+        what = f"{len(found)}: {', '.join(str(path.parent) for path in found[:3])}" if found else "none"
+        raise ValueError(
+            f"Expected one normtheory.jsonl below {folder}, but there is {what}. "
+            "Name the folder of one run that has measured at least one epoch."
+        )
+    histories = read_histories(found[0])
+    history = next((each for each in histories if each.prefix == "normtheory"), histories[0])
+    if not history.options:
+        read_options(found[0].with_name("config.yaml"))  # raises, and says why
+    return history
+
+
+def _history(
+    path: Path,
+    prefix: str,
+    headers: Iterable[Mapping[str, Any]],
+    rows: Iterable[Row],
+    options: dict[str, Any],
+    source: str,
+) -> History:
+    known: dict[str, Any] = {}
     settings: dict[str, dict[str, Any]] = {}
     for header in headers:
         if _prefix(header) == prefix:
-            # The last one counts, also of a callback that a resumed run has with other settings.
-            told.update({key: value for key, value in header.items() if value})
+            # The last header wins: a resumed run may have a callback with different settings.
+            known.update({key: value for key, value in header.items() if value})
             settings[header.get("settings", {}).get("callback", "")] = header.get("settings", {})
     theorems = [
-        TheoremStatus(row["theorem"], row["verdict"], tuple(row["reasons"])) for row in told.get("theorems", [])
+        TheoremStatus(row["theorem"], row["verdict"], tuple(row["reasons"])) for row in known.get("theorems", [])
     ]
     return History(
         path,
-        told.get("run", path.parent.name),
+        known.get("run", path.parent.name),
         prefix,
         list(settings.values()),
-        told.get("versions", {}),
+        known.get("versions", {}),
         tuple(theorems),
-        tuple(told.get("optimizers", [])),
-        [row._replace(metrics=_own(prefix, row.metrics)) for row in rows],
-        told["max_epochs"] if told.get("max_epochs", -1) > 0 else None,
+        tuple(known.get("optimizers", [])),
+        [row._replace(metrics=_own(prefix, row.metrics), logged={**row.users, **row.metrics}) for row in rows],
+        known["max_epochs"] if known.get("max_epochs", -1) > 0 else None,
+        options,
+        source,
     )
 
 
@@ -135,10 +199,10 @@ def _prefix(header: Mapping[str, Any]) -> str:
 
 
 def merge(lines: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """One row per epoch of the lines that callbacks, or a resumed run, have written of it: the last value counts.
+    """Merge the lines of each epoch, which several callbacks or a resumed run wrote. The last value counts.
 
-    What one callback measures, another one's line repeats among the user's metrics: in float32, and from the epoch
-    before where that other one comes first. Only the original is taken. The names keep their prefix.
+    The line of one callback repeats the metrics of others among the user's: in float32, and from the previous epoch if
+    it is written first. These copies are dropped. The names keep their prefix.
     """
     lines = list(lines)
     measured = {name for line in lines for name in line["metrics"]}
@@ -154,7 +218,7 @@ def merge(lines: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def _add_seconds(of: Mapping[str, float], total: dict[str, float], parts: dict[str, float]) -> None:
-    """What several callbacks took is the sum, as in the log. Each is known by the first metric in its lines."""
+    """Add up the seconds of several callbacks, as the log does. The first metric of a line identifies its callback."""
     for name in of:
         if name.endswith("/seconds"):
             parts[f"{name} {next(iter(of))}"] = of[name]
@@ -162,7 +226,7 @@ def _add_seconds(of: Mapping[str, float], total: dict[str, float], parts: dict[s
 
 
 def _own(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without the prefix; what has another is not ours."""
+    """Select the metrics with a prefix, and remove it."""
     own = {}
     for name, value in metrics.items():
         section, _, rest = name.partition("/")

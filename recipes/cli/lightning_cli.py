@@ -184,7 +184,7 @@ def _report(trainer: Trainer, recipe: Recipe, name: str) -> None:
     if report := _write_report(histories, path.parent):
         console.print(f"\nReport, for a browser: {report.resolve().as_uri()}", soft_wrap=True)
     console.print(f"Every number of this run: {path}", soft_wrap=True)
-    if figure := _draw(recipe, name, path.parent):
+    if figure := _draw(recipe, name, histories[0], path.parent):
         console.print(f"Figure: {figure}", soft_wrap=True)
 
 
@@ -198,13 +198,12 @@ def _write_report(histories: Sequence[History], folder: Path) -> Path | None:
         return None
 
 
-def _draw(recipe: Recipe, name: str, folder: Path) -> Path | None:
+def _draw(recipe: Recipe, name: str, history: History, folder: Path) -> Path | None:
     """Draw the figure of a run and return its PNG; ``None`` if that fails."""
     from lightning_normtheory.recipes import figures  # matplotlib takes seconds to import
-    from lightning_normtheory.record import run
 
     try:
-        return figures.draw(recipe, name, [run.read_run(folder)], folder)[0]
+        return figures.draw(recipe, name, [history], folder)[0]
     except Exception as error:  # noqa: BLE001  # the run itself has succeeded
         print(f"normtheory: the figure could not be drawn: {error}", file=sys.stderr)
         return None

@@ -14,11 +14,11 @@ from lightning_normtheory.recipes.figures.rsc import rsc
 from lightning_normtheory.recipes.figures.style import style
 from lightning_normtheory.recipes.figures.weightnorm import weightnorm
 from lightning_normtheory.recipes.recipe import Recipe
-from lightning_normtheory.record.run import Run
+from lightning_normtheory.record.history import History
 
 __all__ = ["FIGURES", "Drawing", "draw"]
 
-FIGURES: Mapping[str, Callable[[Sequence[Run]], Drawing]] = {
+FIGURES: Mapping[str, Callable[[Sequence[History]], Drawing]] = {
     "overview": overview,
     "weightnorm": weightnorm,
     "rsc": rsc,
@@ -30,7 +30,7 @@ FIGURES: Mapping[str, Callable[[Sequence[Run]], Drawing]] = {
 }
 
 
-def draw(recipe: Recipe, name: str, runs: Sequence[Run], folder: Path) -> list[Path]:
+def draw(recipe: Recipe, name: str, runs: Sequence[History], folder: Path) -> list[Path]:
     """Draw the figure of a recipe's runs to NAME.png, NAME.svg, NAME.csv and NAME.txt, and return these paths.
 
     Equal runs give equal files.
@@ -40,7 +40,8 @@ def draw(recipe: Recipe, name: str, runs: Sequence[Run], folder: Path) -> list[P
 
     Example:
         >>> import tempfile
-        >>> run = Run(Path(), {"model.width": 8}, [{"epoch": 0, "step": 2, "normtheory/loss": 0.5}])
+        >>> from lightning_normtheory.record.history import Row
+        >>> run = History(Path(), "", "", rows=[Row(0, 2, 0.0, {}, {}, {"normtheory/loss": 0.5})])
         >>> recipe = Recipe(paper="none", data="noise", time="1 s", figure="overview")
         >>> [path.name for path in draw(recipe, "demo", [run], Path(tempfile.mkdtemp()))]
         ['demo.png', 'demo.svg', 'demo.csv', 'demo.txt']

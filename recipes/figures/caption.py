@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from lightning_normtheory.recipes.recipe import Recipe
 from lightning_normtheory.record.grouping import groups, named, values, varying
-from lightning_normtheory.record.run import Run
+from lightning_normtheory.record.history import History
 
 __all__ = ["caption"]
 
@@ -15,13 +15,13 @@ _CALLBACK = ("probe", "samples", "ntk_samples", "ntk_outputs", "outputs")
 _PLACES = ("root", "download", "num_workers")
 
 
-def caption(recipe: Recipe, name: str, runs: Sequence[Run], drawn: str) -> str:
+def caption(recipe: Recipe, name: str, runs: Sequence[History], drawn: str) -> str:
     """Return paragraphs of at most 100 columns.
 
     Example:
         >>> from pathlib import Path
-        >>> runs = [Run(Path(), {"model.width": m, "model.depth": 2, "seed_everything": s}, [])
-        ...         for m in (8, 16) for s in (0, 1)]
+        >>> options = [{"model.width": m, "model.depth": 2, "seed_everything": s} for m in (8, 16) for s in (0, 1)]
+        >>> runs = [History(Path(), "", "", options=each) for each in options]
         >>> recipe = Recipe(paper="WN, Figure 1", data="CIFAR-10", time="1 min", figure="rsc", reported="Larger.")
         >>> print(caption(recipe, "wn", runs, "(a) w_min."), end="")
         wn: WN, Figure 1, on CIFAR-10.
@@ -35,7 +35,7 @@ def caption(recipe: Recipe, name: str, runs: Sequence[Run], drawn: str) -> str:
         The paper reports: Larger.
     """
     varied = varying(runs)
-    common = [key for key in runs[0].settings if key not in varied and _affects_numbers(key) and _is_set(runs[0], key)]
+    common = [key for key in runs[0].options if key not in varied and _affects_numbers(key) and _is_set(runs[0], key)]
     if any(run.source for run in runs):  # the source is exact: embedded images may have replaced the data set
         common = [key for key in common if key != "data.dataset"]
     settings = [
@@ -50,13 +50,13 @@ def caption(recipe: Recipe, name: str, runs: Sequence[Run], drawn: str) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _all_values(runs: Sequence[Run], key: str) -> str:
+def _all_values(runs: Sequence[History], key: str) -> str:
     return f"{key} {', '.join(named(value) for value in values(runs, key))}"
 
 
-def _seeds(runs: Sequence[Run]) -> str:
+def _seeds(runs: Sequence[History]) -> str:
     if len(runs) == 1:
-        return f"Runs: 1, with seed {named(runs[0].settings.get('seed_everything'))}."
+        return f"Runs: 1, with seed {named(runs[0].options.get('seed_everything'))}."
     counts = sorted({len(group.runs) for group in groups(runs)})
     number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     seeds = ", ".join(named(seed) for seed in values(runs, "seed_everything"))
@@ -73,9 +73,9 @@ def _affects_numbers(key: str) -> bool:
     return f"{key}.".startswith(_SECTIONS) and last not in _PLACES
 
 
-def _is_set(run: Run, key: str) -> bool:
+def _is_set(run: History, key: str) -> bool:
     """Tell whether a value is set: None, trainer.max_steps = −1 and accumulate_grad_batches = 1 are not."""
-    value = run.settings[key]
+    value = run.options[key]
     return value is not None and (key, value) not in (("trainer.max_steps", -1), ("trainer.accumulate_grad_batches", 1))
 
 

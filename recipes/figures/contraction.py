@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from lightning_normtheory.recipes.figures.curves import Curve, along_setting, first
-from lightning_normtheory.recipes.figures.panel import Panel
+from lightning_normtheory.recipes.figures.curves import FigureCurve, along_setting, first
+from lightning_normtheory.recipes.figures.panel import FigurePanel
 from lightning_normtheory.recipes.figures.style import BLACK, LINES, MARKERS, PALETTE
 from lightning_normtheory.record.grouping import Group
-from lightning_normtheory.record.run import Run
+from lightning_normtheory.record.history import History
 
 __all__ = ["contractions", "draw_contraction", "draw_theorem", "has_contraction"]
 
@@ -21,16 +21,17 @@ _CAPTION = (
 _BOUND = " Dashed: η times the threshold, the theorem's lower bound of 1 − q."
 
 
-def contractions(run: Run) -> list[float]:
+def contractions(run: History) -> list[float]:
     """Compute 1 − q, q = (L_{t+Δ}/L_t)^{1/Δ} the factor per step, between consecutive rows Δ steps apart.
 
     Example:
         >>> from pathlib import Path
-        >>> rows = [{"step": 0, "normtheory/loss": 4.0}, {"step": 2, "normtheory/loss": 1.0}]
-        >>> contractions(Run(Path(), {}, rows))
+        >>> from lightning_normtheory.record.history import Row
+        >>> rows = [Row(e, 2 * e, 0.0, {}, {}, {"normtheory/loss": loss}) for e, loss in enumerate((4.0, 1.0))]
+        >>> contractions(History(Path(), "", "", rows=rows))
         [0.5]
     """
-    rows = [(row["step"], row[_LOSS]) for row in run.rows if _LOSS in row]
+    rows = [(row.step, row.logged[_LOSS]) for row in run.rows if _LOSS in row.logged]
     return [
         -math.expm1(math.log(after / before) / (t - s))
         for (s, before), (t, after) in pairwise(rows)
@@ -38,18 +39,18 @@ def contractions(run: Run) -> list[float]:
     ]
 
 
-def has_contraction(runs: Sequence[Run], setting: str) -> bool:
+def has_contraction(runs: Sequence[History], setting: str) -> bool:
     """Tell whether a run with that setting has the loss of two rows."""
-    return any(run.settings.get(setting) is not None and contractions(run) for run in runs)
+    return any(run.options.get(setting) is not None and contractions(run) for run in runs)
 
 
-def draw_contraction(panel: Panel, split: Sequence[Group], setting: str) -> str:
+def draw_contraction(panel: FigurePanel, split: Sequence[Group], setting: str) -> str:
     """Draw the mean and the smallest 1 − q of a run, and η·threshold if η was logged as ``learning_rate``.
 
     Returns:
         The caption of the panel.
     """
-    kinds: list[tuple[str, str, Callable[[Run], float | None]]] = [
+    kinds: list[tuple[str, str, Callable[[History], float | None]]] = [
         ("1 - mean contraction", "mean", lambda run: fmean(contractions(run)) if contractions(run) else None),
         ("1 - largest contraction", "slowest step", lambda run: min(contractions(run), default=None)),
     ]
@@ -69,16 +70,16 @@ def draw_contraction(panel: Panel, split: Sequence[Group], setting: str) -> str:
     return _CAPTION + _BOUND * bounded
 
 
-def draw_theorem(panel: Panel, curve: Curve, label: str) -> None:
+def draw_theorem(panel: FigurePanel, curve: FigureCurve, label: str) -> None:
     """Draw two lines, for α ≤ 1 and for α > 1: these are two theorems with different numbers at α = 1."""
     points = list(zip(curve.x, curve.y, curve.error, curve.seeds))
     for part in ([point for point in points if point[0] <= 1], [point for point in points if point[0] > 1]):
         if part:
-            panel.guide(Curve(curve.name, *map(list, zip(*part))), BLACK, label=label)
+            panel.guide(FigureCurve(curve.name, *map(list, zip(*part))), BLACK, label=label)
             label = ""
 
 
-def _guaranteed(run: Run) -> float | None:
+def _guaranteed(run: History) -> float | None:
     """Return η·λ₀/(2α²) for α ≤ 1, η·μ₀/2 for α > 1 (DGM, Theorems 4.1 and 4.2)."""
     threshold, eta = first("normtheory/ntk_threshold")(run), first("learning_rate")(run)
     return None if threshold is None or eta is None else eta * threshold

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_normtheory.recipes.figures.curves import Curve, along_setting, last
-from lightning_normtheory.recipes.figures.panel import Drawing, Panel, Row, nothing_to_draw
+from lightning_normtheory.recipes.figures.curves import FigureCurve, along_setting, last
+from lightning_normtheory.recipes.figures.panel import Drawing, FigurePanel, Row, nothing_to_draw
 from lightning_normtheory.recipes.figures.style import GREY, MARKERS, PALETTE, new_figure, style
 from lightning_normtheory.record.grouping import groups, values
-from lightning_normtheory.record.run import Run
+from lightning_normtheory.record.history import History
 
 __all__ = ["PowerLaw", "linearity", "power_law"]
 
@@ -30,10 +30,10 @@ class PowerLaw(NamedTuple):
     first: float
     last: float
 
-    def line(self, name: str) -> Curve:
+    def line(self, name: str) -> FigureCurve:
         """Return the curve through its two ends."""
         ends = [self.first, self.last]
-        return Curve(name, ends, [self.factor * x**self.exponent for x in ends], [math.nan] * 2, [0, 0])
+        return FigureCurve(name, ends, [self.factor * x**self.exponent for x in ends], [math.nan] * 2, [0, 0])
 
     def with_exponent(self, exponent: float) -> "PowerLaw":
         """Return a law with another exponent that starts 1.5 times higher, for comparison."""
@@ -41,11 +41,11 @@ class PowerLaw(NamedTuple):
         return PowerLaw(factor, exponent, self.first, self.last)
 
 
-def power_law(curve: Curve) -> PowerLaw | None:
+def power_law(curve: FigureCurve) -> PowerLaw | None:
     """Fit log y to log x: over x ≥ 100 if there are three such points, else over all; ``None`` below two points.
 
     Example:
-        >>> found = power_law(Curve("", [10, 100, 400, 1600], [9, 1, 0.5, 0.25], [], []))
+        >>> found = power_law(FigureCurve("", [10, 100, 400, 1600], [9, 1, 0.5, 0.25], [], []))
         >>> round(found.factor, 9), round(found.exponent, 9), found.first, found.last
         (10.0, -0.5, 100, 1600)
     """
@@ -61,7 +61,7 @@ def power_law(curve: Curve) -> PowerLaw | None:
 
 
 @style()
-def linearity(runs: Sequence[Run]) -> Drawing:
+def linearity(runs: Sequence[History]) -> Drawing:
     """Draw ΔK = max_t ‖K_t − K_0‖/‖K_0‖ against the width, a power law for each output, and m^{−1/2} for comparison."""
     setting = _horizontal(runs)
     curves = [curve for curve in _curves(runs, setting) if curve]
@@ -69,7 +69,7 @@ def linearity(runs: Sequence[Run]) -> Drawing:
         raise nothing_to_draw("linearity", f"{_CHANGE} against {_WIDTH} or {_BOTTLENECK}", runs)
     figure, (axes,) = new_figure(1)
     table: list[Row] = []
-    panel = Panel(axes, "kernel change", table)
+    panel = FigurePanel(axes, "kernel change", table)
     symbol = "m" if setting == _WIDTH else "m_b"
     laws = {curve.name: power_law(curve) for curve in curves}
     for i, curve in enumerate(curves):
@@ -92,14 +92,14 @@ def linearity(runs: Sequence[Run]) -> Drawing:
     return Drawing(figure, table, _CAPTION.format(axis="width m" if setting == _WIDTH else "width of the bottleneck"))
 
 
-def _horizontal(runs: Sequence[Run]) -> str:
+def _horizontal(runs: Sequence[History]) -> str:
     """Choose the horizontal axis: the bottleneck of a model that has one, unless only the width varies."""
     has_bottleneck = any(value is not None for value in values(runs, _BOTTLENECK))
     only_width = len(values(runs, _BOTTLENECK)) == 1 and len(values(runs, _WIDTH)) > 1
     return _BOTTLENECK if has_bottleneck and not only_width else _WIDTH
 
 
-def _curves(runs: Sequence[Run], setting: str) -> list[Curve]:
+def _curves(runs: Sequence[History], setting: str) -> list[FigureCurve]:
     """Return a curve per output, "linear" without that setting; "softmax" is measured in the linear model's runs."""
     curves = []
     for output in sorted({_output(run) for run in runs}):
@@ -111,8 +111,8 @@ def _curves(runs: Sequence[Run], setting: str) -> list[Curve]:
     return curves
 
 
-def _output(run: Run) -> str:
-    return str(run.settings.get(_OUTPUT) or "linear")
+def _output(run: History) -> str:
+    return str(run.options.get(_OUTPUT) or "linear")
 
 
 def _rounded(exponent: float) -> str:

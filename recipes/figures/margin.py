@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from lightning_normtheory.recipes.figures.curves import Curve, along_setting, first
-from lightning_normtheory.recipes.figures.panel import Drawing, Panel, nothing_to_draw
+from lightning_normtheory.recipes.figures.curves import FigureCurve, along_setting, first
+from lightning_normtheory.recipes.figures.panel import Drawing, FigurePanel, nothing_to_draw
 from lightning_normtheory.recipes.figures.style import BLACK, LINES, MARKERS, PALETTE, new_figure, style
 from lightning_normtheory.record.grouping import groups
-from lightning_normtheory.record.run import Run
+from lightning_normtheory.record.history import History
 from lightning_normtheory.theorems.papers.dyadic import dyadic_linear_margin
 
 __all__ = ["dyadic", "margin"]
@@ -18,14 +18,14 @@ _A, _C = first("normtheory/batchnorm_gamma_a"), first("normtheory/batchnorm_gamm
 _NEEDED = "normtheory/batchnorm_gamma_a or …_gamma_c against {}"
 
 
-def _ratio(run: Run) -> float | None:
+def _ratio(run: History) -> float | None:
     """γ_a/γ_linear."""
-    gamma, d = _A(run), run.settings.get("data.d")
+    gamma, d = _A(run), run.options.get("data.d")
     return None if gamma is None or d is None else gamma / dyadic_linear_margin(d)
 
 
 @style()
-def margin(runs: Sequence[Run]) -> Drawing:
+def margin(runs: Sequence[History]) -> Drawing:
     """Draw γ_a and γ_c at initialization against the width, with two standard errors."""
     of = {r"$\gamma_a$": ("gamma_a", _A), r"$\gamma_c$": ("gamma_c", _C)}
     panel, figure = _against(runs, "margin", "model.width", of)
@@ -40,14 +40,14 @@ def margin(runs: Sequence[Run]) -> Drawing:
 
 
 @style()
-def dyadic(runs: Sequence[Run]) -> Drawing:
+def dyadic(runs: Sequence[History]) -> Drawing:
     """Draw γ_a/γ_linear on the dyadic data against d, with √d/40, the lower bound of Proposition 1.1."""
     of = {r"$\gamma_a / \gamma_{\mathrm{linear}}$": ("gamma_a", _ratio)}
     panel, figure = _against(runs, "dyadic", "data.d", of)
-    dimensions = sorted({run.settings["data.d"] for run in runs if run.settings.get("data.d") is not None})
+    dimensions = sorted({run.options["data.d"] for run in runs if run.options.get("data.d") is not None})
     bound = [math.sqrt(d) / 40 for d in dimensions]
     none = [math.nan] * len(bound)
-    panel.guide(Curve("sqrt(d)/40", dimensions, bound, none, [0] * len(bound)), BLACK, label=r"$\sqrt{d}/40$")
+    panel.guide(FigureCurve("sqrt(d)/40", dimensions, bound, none, [0] * len(bound)), BLACK, label=r"$\sqrt{d}/40$")
     panel.title("margin on dyadic data, over the linear one", "dimension $d$", r"$\gamma / \gamma_{\mathrm{linear}}$")
     panel.legend()
     return Drawing(
@@ -59,10 +59,13 @@ def dyadic(runs: Sequence[Run]) -> Drawing:
 
 
 def _against(
-    runs: Sequence[Run], figure_name: str, setting: str, of: Mapping[str, tuple[str, Callable[[Run], float | None]]]
-) -> tuple[Panel, Figure]:
+    runs: Sequence[History],
+    figure_name: str,
+    setting: str,
+    of: Mapping[str, tuple[str, Callable[[History], float | None]]],
+) -> tuple[FigurePanel, Figure]:
     figure, (axes,) = new_figure(1)
-    panel = Panel(axes, figure_name, [])
+    panel = FigurePanel(axes, figure_name, [])
     for i, group in enumerate(groups(runs, along=setting)):
         for j, (label, (name, value)) in enumerate(of.items()):
             curve = along_setting(group.named(name), group.runs, setting, value)

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from lightning_normtheory.recipes.figures.curves import Curve
+from lightning_normtheory.recipes.figures.curves import FigureCurve
 from lightning_normtheory.recipes.figures.style import GREY
 
-__all__ = ["Drawing", "Panel", "Row", "nothing_to_draw"]
+__all__ = ["Drawing", "FigurePanel", "Row", "nothing_to_draw"]
 
 Row = dict[str, str | float | None]
 _FEW = 40  # most points for which each is marked
@@ -38,7 +38,7 @@ class Drawing:
     caption: str
 
 
-class Panel:
+class FigurePanel:
     """Axes that record what is drawn in them.
 
     Args:
@@ -49,7 +49,8 @@ class Panel:
     Example:
         >>> from lightning_normtheory.recipes.figures.style import new_figure
         >>> table = []
-        >>> Panel(new_figure(1)[1][0], "w_min", table).draw(Curve("width 8", [0], [0.5], [math.nan], [1]), "black")
+        >>> curve = FigureCurve("width 8", [0], [0.5], [math.nan], [1])
+        >>> FigurePanel(new_figure(1)[1][0], "w_min", table).draw(curve, "black")
         >>> table
         [{'panel': 'w_min', 'curve': 'width 8', 'x': 0, 'y': 0.5, 'error': None, 'seeds': 1}]
     """
@@ -62,7 +63,7 @@ class Panel:
         self._y: list[float] = []
         self._legend: list[tuple[Any, str]] = []
 
-    def draw(self, curve: Curve, color: str, *, line: str = "-", marker: str = "", label: str = "") -> None:
+    def draw(self, curve: FigureCurve, color: str, *, line: str = "-", marker: str = "", label: str = "") -> None:
         """Draw a measured curve, with error bars at marked points or an error band along a line."""
         self._record(curve)
         x, y = np.array(curve.x, float), np.array(curve.y, float)
@@ -78,7 +79,7 @@ class Panel:
                 self.axes.fill_between(x, y - error, y + error, color=color, alpha=0.15, linewidth=0)
         self._legend += [(drawn, label)] if label else []
 
-    def guide(self, curve: Curve, color: str = GREY, *, line: str = "--", label: str = "") -> None:
+    def guide(self, curve: FigureCurve, color: str = GREY, *, line: str = "--", label: str = "") -> None:
         """Draw a thin curve without markers, for theory or a fit; a single point gets a marker."""
         self._record(curve)
         marker = "_" if len(curve.x) == 1 else ""
@@ -163,7 +164,7 @@ class Panel:
         assert figure is not None
         return figure
 
-    def _record(self, curve: Curve) -> None:
+    def _record(self, curve: FigureCurve) -> None:
         self._x += curve.x
         self._y += curve.y
         for x, y, error, seeds in zip(curve.x, curve.y, curve.error, curve.seeds):
@@ -187,7 +188,7 @@ def nothing_to_draw(figure: str, needed: str, runs: Sequence[Any]) -> ValueError
         Traceback (most recent call last):
         ValueError: The figure 'margin' needs normtheory/batchnorm_gamma_a against model.width, but there are no runs.
     """
-    measured = sorted({name for run in runs for row in run.rows for name in row if "_layers/" not in name})
+    measured = sorted({name for run in runs for row in run.rows for name in row.logged if "_layers/" not in name})
     if not runs:
         return ValueError(f"The figure {figure!r} needs {needed}, but there are no runs.")
     return ValueError(

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from lightning_normtheory.recipes.figures.contraction import draw_contraction, draw_theorem, has_contraction
-from lightning_normtheory.recipes.figures.curves import Curve, along_setting, first, least
-from lightning_normtheory.recipes.figures.panel import Drawing, Panel, Row, nothing_to_draw
+from lightning_normtheory.recipes.figures.curves import FigureCurve, along_setting, first, least
+from lightning_normtheory.recipes.figures.panel import Drawing, FigurePanel, Row, nothing_to_draw
 from lightning_normtheory.recipes.figures.style import LINES, MARKERS, PALETTE, new_figure, style
 from lightning_normtheory.record.grouping import Group, groups
-from lightning_normtheory.record.run import Run
+from lightning_normtheory.record.history import History
 
 __all__ = ["crossing", "regimes"]
 
@@ -29,7 +29,7 @@ _CAPTION = (
 
 
 @style()
-def regimes(runs: Sequence[Run]) -> Drawing:
+def regimes(runs: Sequence[History]) -> Drawing:
     """Draw (a) λ_min of V/α², G and Λ against α with the theorem's threshold, (b) the contraction per step."""
     split = groups(runs, along=_ALPHA)
     kernels = [_kernels(group) for group in split]
@@ -38,7 +38,7 @@ def regimes(runs: Sequence[Run]) -> Drawing:
     two = has_contraction(runs, _ALPHA)
     figure, axes = new_figure(2 if two else 1)
     table: list[Row] = []
-    panel = Panel(axes[0], "least eigenvalue", table)
+    panel = FigurePanel(axes[0], "least eigenvalue", table)
     for i, (group, found) in enumerate(zip(split, kernels)):
         for j, (metric, curve) in enumerate(found.items()):
             if curve:
@@ -56,15 +56,16 @@ def regimes(runs: Sequence[Run]) -> Drawing:
     panel.log_x()
     panel.log_y(always=True)
     panel.legend()
-    more = " " + draw_contraction(Panel(axes[1], "1 - contraction", table), split, _ALPHA) if two else ""
+    more = " " + draw_contraction(FigurePanel(axes[1], "1 - contraction", table), split, _ALPHA) if two else ""
     return Drawing(figure, table, _CAPTION + more)
 
 
-def crossing(one: Curve, other: Curve) -> float:
+def crossing(one: FigureCurve, other: FigureCurve) -> float:
     """Find the first x where two curves, straight between points in log-log axes, cross; NaN if nowhere.
 
     Example:
-        >>> round(crossing(Curve("1/x", [0.5, 8], [2, 0.125], [], []), Curve("1", [0.5, 8], [1, 1], [], [])), 12)
+        >>> falling, constant = (FigureCurve("", [0.5, 8], y, [], []) for y in ([2, 0.125], [1, 1]))
+        >>> round(crossing(falling, constant), 12)
         1.0
     """
     there = dict(zip(other.x, other.y))
@@ -76,14 +77,14 @@ def crossing(one: Curve, other: Curve) -> float:
     return math.nan
 
 
-def _kernels(group: Group) -> dict[str, Curve]:
+def _kernels(group: Group) -> dict[str, FigureCurve]:
     return {
         metric: along_setting(group.named(name), group.runs, _ALPHA, least(metric))
         for metric, (name, _) in _KERNELS.items()
     }
 
 
-def _crossover(group: Group, kernels: dict[str, Curve]) -> float:
+def _crossover(group: Group, kernels: dict[str, FigureCurve]) -> float:
     """Find α*, where the measured curves cross, else √(λ₀/μ₀), where λ₀/α² = μ₀."""
     measured = crossing(kernels[_V], kernels[_G])
     if math.isfinite(measured):

@@ -4,11 +4,11 @@ import math
 import string
 from collections.abc import Sequence
 
-from lightning_normtheory.recipes.figures.curves import Curve, along_rows, along_setting, least
-from lightning_normtheory.recipes.figures.panel import Drawing, Panel, Row, nothing_to_draw
+from lightning_normtheory.recipes.figures.curves import FigureCurve, along_rows, along_setting, least
+from lightning_normtheory.recipes.figures.panel import Drawing, FigurePanel, Row, nothing_to_draw
 from lightning_normtheory.recipes.figures.style import MARKERS, PALETTE, colors, new_figure, style
 from lightning_normtheory.record.grouping import Group, groups, values
-from lightning_normtheory.record.run import Run
+from lightning_normtheory.record.history import History
 
 __all__ = ["rsc"]
 
@@ -17,7 +17,7 @@ _LETTERS = string.ascii_lowercase
 
 
 @style()
-def rsc(runs: Sequence[Run]) -> Drawing:
+def rsc(runs: Sequence[History]) -> Drawing:
     """Draw ‖ḡ_t‖ over the steps, a panel per scaling and dataset, a curve per width; and min_t ‖ḡ_t‖ against m."""
     settings = groups(runs, along=_WIDTH)
     minima = [along_setting(each.label or "run", each.runs, _WIDTH, _least_norm) for each in settings]
@@ -28,7 +28,7 @@ def rsc(runs: Sequence[Run]) -> Drawing:
     widths = values(runs, _WIDTH)
     color = dict(zip(widths, colors([Group("", (width,), []) for width in widths])))
     for letter, place, each in zip(_LETTERS, axes, settings):
-        panel = Panel(place, each.named("norm of the mean gradient"), table)
+        panel = FigurePanel(place, each.named("norm of the mean gradient"), table)
         for group in groups(each.runs, by=(_WIDTH,)):
             curve = along_rows(group.label or "run", group.runs, _METRIC, "step", of=_root)
             panel.draw(curve, color[group.key[0]], label=group.label)
@@ -36,11 +36,11 @@ def rsc(runs: Sequence[Run]) -> Drawing:
         panel.log_y()
         if place is axes[0]:  # all panels have the same widths
             panel.legend_below()
-    _draw_minima(Panel(axes[-1], "least norm of the mean gradient", table), settings, minima)
+    _draw_minima(FigurePanel(axes[-1], "least norm of the mean gradient", table), settings, minima)
     return Drawing(figure, table, _caption(len(settings)))
 
 
-def _draw_minima(panel: Panel, settings: Sequence[Group], minima: Sequence[Curve]) -> None:
+def _draw_minima(panel: FigurePanel, settings: Sequence[Group], minima: Sequence[FigureCurve]) -> None:
     for i, (each, curve) in enumerate(zip(settings, minima)):
         panel.draw(curve, PALETTE[i % 6], marker=MARKERS[i % 6], label=each.label)
     panel.title(f"({_LETTERS[len(settings)]}) its minimum", "width $m$", r"$\min_t \|\bar g_t\|$")
@@ -62,6 +62,6 @@ def _root(square: float) -> float:
     return math.sqrt(square) if square >= 0 else math.nan
 
 
-def _least_norm(run: Run) -> float | None:
+def _least_norm(run: History) -> float | None:
     square = least(_METRIC)(run)
     return None if square is None else _root(square)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from lightning_normtheory.recipes.figures.curves import along_rows
-from lightning_normtheory.recipes.figures.panel import Drawing, Panel, Row, nothing_to_draw
+from lightning_normtheory.recipes.figures.panel import Drawing, FigurePanel, Row, nothing_to_draw
 from lightning_normtheory.recipes.figures.style import colors, new_figure, style
 from lightning_normtheory.record.grouping import groups
-from lightning_normtheory.record.run import Run
+from lightning_normtheory.record.history import History
 
 __all__ = ["weightnorm"]
 
@@ -20,7 +20,7 @@ _CAPTION = (
 
 
 @style()
-def weightnorm(runs: Sequence[Run]) -> Drawing:
+def weightnorm(runs: Sequence[History]) -> Drawing:
     """Draw (a) w_min over the epochs, (b) R and the loss ratio; a curve per width."""
     split = groups(runs, by=("model.width",))
     norms, ratios, loss_ratios = (
@@ -31,7 +31,7 @@ def weightnorm(runs: Sequence[Run]) -> Drawing:
         raise nothing_to_draw("weightnorm", f"{_NORM}, {_RATIO} or {_LOSS_RATIO}", runs)
     figure, (left, right) = new_figure(2)
     table: list[Row] = []
-    a, b, c = (Panel(axes, name, table) for axes, name in _axes(left, right).items())
+    a, b, c = (FigurePanel(axes, name, table) for axes, name in _axes(left, right).items())
     for group, norm, ratio, loss_ratio, color in zip(split, norms, ratios, loss_ratios, colors(split)):
         a.draw(norm, color, label=group.label)
         b.draw(ratio, color)

@@ -171,10 +171,10 @@ def _conclude(name: str, total: int, finished: Sequence[Path], folder: Path) -> 
 
 def _draw(name: str, finished: Sequence[Path], folder: Path) -> bool:
     from lightning_normtheory.recipes import figures  # matplotlib takes seconds to import
-    from lightning_normtheory.record.run import read_run
+    from lightning_normtheory.record.history import read_history
 
     try:
-        paths = figures.draw(registry.recipe(name), name, [read_run(run) for run in finished], folder)
+        paths = figures.draw(registry.recipe(name), name, [read_history(run) for run in finished], folder)
     except ValueError as error:  # such as a figure of quantities that these options do not measure
         print(f"normtheory: the runs are finished, but there is no figure: {error}", file=sys.stderr)
         return False

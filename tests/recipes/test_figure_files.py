@@ -142,7 +142,9 @@ def test_the_caption_tells_what_varies_and_what_the_paper_saw(run, tmp_path):
     ]
     draw(recipe("overview"), "wn", runs, tmp_path)
     caption = " ".join((tmp_path / "wn.txt").read_text(encoding="utf-8").split())
-    assert caption.startswith("wn: WN, Figure 1, on noise. After each epoch: (a) the loss on the probe.")
+    assert caption.startswith(
+        "wn: WN, Figure 1, on noise. After each epoch: (a) L, the mean loss on the probe, dropout off."
+    )
     assert "two standard errors" in caption
     assert "Varied: model.width 8, 64." in caption
     assert "model.depth 2" in caption

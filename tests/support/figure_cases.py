@@ -6,7 +6,7 @@ import yaml
 
 from lightning_normtheory.recipes.figures import FIGURES
 from lightning_normtheory.record import jsonl
-from lightning_normtheory.record.run import read_run
+from lightning_normtheory.record.history import read_history
 
 NAN = math.nan
 USERS = ("train_loss", "val_accuracy", "learning_rate")
@@ -39,7 +39,7 @@ def writer(tmp_path):
                 "user_metrics": {k: v for k, v in metrics.items() if k in USERS},
             }
             jsonl.append(folder / "normtheory.jsonl", {"run": "demo"}, row)
-        return read_run(folder)
+        return read_history(folder)
 
     return write
 

@@ -11,7 +11,7 @@ from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import Role, find_metric
 from lightning_normtheory.view.panels import PANELS, Line, Panel
 
-__all__ = ["Curve", "Plot", "color", "embedded", "own_plots", "plots", "series"]
+__all__ = ["Curve", "Plot", "color", "embedded", "own_plots", "plots"]
 
 USERS = "users/"
 _LAYERS = "layers/"
@@ -23,7 +23,7 @@ class Curve(NamedTuple):
     """A line of a plot, for every run that has it.
 
     Attributes:
-        key: what `series` finds it by.
+        key: the name that `History.series` takes.
         label: short, for the legend.
         meaning: a phrase.
         dashes: the class of its dashes.
@@ -129,14 +129,6 @@ def color(i: int, of: int) -> str:
     return f"c{i}" if of <= _COLOURS else f"s{i * (_SHADES - 1) // (of - 1)}"
 
 
-def series(history: History, key: str) -> dict[int, float]:
-    """The values of a curve by epoch, where there are any."""
-    if not key.startswith(USERS):
-        return history.series(key)
-    name = key.removeprefix(USERS)
-    return {row.epoch: row.users[name] for row in history.rows if name in row.users}
-
-
 def embedded(runs: Sequence[tuple[str, History]], shown: Sequence[Plot]) -> str:
     """All numbers as JSON that can stand in a script element.
 
@@ -155,7 +147,7 @@ def embedded(runs: Sequence[tuple[str, History]], shown: Sequence[Plot]) -> str:
     written = []
     for i, (name, history) in enumerate(runs):
         own = tuple(row.epoch for row in history.rows)
-        values = {key: found for key in keys if (found := series(history, key))}
+        values = {key: found for key in keys if (found := history.series(key))}
         written.append(
             {
                 "name": name,

@@ -7,7 +7,7 @@ from typing import Any
 from lightning_normtheory.record.grouping import named
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import find_metric
-from lightning_normtheory.view.html.data import Plot, series
+from lightning_normtheory.view.html.data import Plot
 from lightning_normtheory.view.html.markup import Html, element
 from lightning_normtheory.view.html.panels import Runs, findings, mood_mark, said_of, span
 from lightning_normtheory.view.panels import HEADLINES
@@ -84,7 +84,7 @@ def cards(shown: Sequence[Plot], runs: Runs) -> Html:
 
 
 def _card(key: str, position: int, plot: Plot, runs: Runs) -> Html:
-    lasts = [list(values.values())[-1] for _, history in runs if (values := series(history, key))]
+    lasts = [list(values.values())[-1] for _, history in runs if (values := history.series(key))]
     read = findings(plot.panel, runs)[:2]
     lines = [
         element(

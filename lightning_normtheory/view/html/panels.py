@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_normtheory.record.history import History
-from lightning_normtheory.view.html.data import Curve, Plot, series
+from lightning_normtheory.view.html.data import Curve, Plot
 from lightning_normtheory.view.html.markup import Html, element, joined, number
 from lightning_normtheory.view.panels import Panel
 from lightning_normtheory.view.readings import Severity, read_panel
@@ -150,7 +150,7 @@ def _chooser(plot: Plot, runs: Runs) -> Html:
     options = [
         element("option", name, value=str(i))
         for i, (name, history) in enumerate(runs)
-        if any(series(history, curve.key) for curve in plot.curves)
+        if any(history.series(curve.key) for curve in plot.curves)
     ]
     return element("label", "run ", element("select", *options), class_="chooser")
 
@@ -163,7 +163,7 @@ def _legend_entry(curve: Curve) -> Html:
 
 def _alternative(plot: Plot, runs: Runs) -> str:
     """What is plotted, over which epochs, and where it begins and ends."""
-    epochs = [epoch for _, history in runs for curve in plot.curves for epoch in series(history, curve.key)]
+    epochs = [epoch for _, history in runs for curve in plot.curves for epoch in history.series(curve.key)]
     first, last = min(epochs), max(epochs)
     over = f"over the epochs {first} to {last}" if last > first else f"at epoch {first}"
     clauses = [_ends(curve, runs) for curve in plot.curves]
@@ -179,7 +179,7 @@ def _ends(curve: Curve, runs: Runs) -> str:
         >>> _ends(Curve("loss", "L", "the loss", "", ""), [("a", run)])
         'L from 2 to 1'
     """
-    found = [list(values.values()) for _, history in runs if (values := series(history, curve.key))]
+    found = [list(values.values()) for _, history in runs if (values := history.series(curve.key))]
     of = f" of {len(found)} runs" if len(runs) > 1 else ""
     start, end = span([values[0] for values in found]), span([values[-1] for values in found])
     return f"{curve.label}{of} from {start} to {end}" if max(map(len, found)) > 1 else f"{curve.label}{of} {start}"
@@ -202,7 +202,7 @@ def _ends_table(plot: Plot, runs: Runs) -> Html:
     rows = []
     for name, history in runs:
         for curve in plot.curves:
-            values = list(series(history, curve.key).values())
+            values = list(history.series(curve.key).values())
             if values:
                 cells = [*([name] if len(runs) > 1 else []), curve.label, number(values[0]), number(values[-1])]
                 rows.append(element("tr", *(element("td", cell) for cell in cells)))

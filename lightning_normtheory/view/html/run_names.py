@@ -1,21 +1,18 @@
-"""What to call each of several runs: as briefly as tells it from the others."""
+"""Short names that distinguish several runs."""
 
 from collections.abc import Sequence
 
-import yaml  # type: ignore[import-untyped, unused-ignore]
-
 from lightning_normtheory.record.grouping import groups, varying
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.run import Run, read_run
 
 __all__ = ["named_runs"]
 
-# With more settings than that, a folder's name is shorter.
+# With more options, the name of the folder is shorter.
 _FEW = 3
 
 
 def named_runs(histories: Sequence[History]) -> list[tuple[str, History]]:
-    """Each run with its name: by the settings in which they differ, in the order of these; else by its folder.
+    """Name each run by the options in which the runs differ, and sort by them; else name it by its folder.
 
     Example:
         >>> from pathlib import Path
@@ -27,40 +24,29 @@ def named_runs(histories: Sequence[History]) -> list[tuple[str, History]]:
     """
     if len(histories) == 1:
         return [(histories[0].run, histories[0])]
-    return _by_settings(histories) or list(zip(_by_place(histories), histories))
+    return _by_options(histories) or list(zip(_by_place(histories), histories))
 
 
-def _by_settings(histories: Sequence[History]) -> list[tuple[str, History]] | None:
-    """``None`` where the settings are not known, are too many to be a name, or leave two runs with the same one."""
-    runs = [_run(history) for history in histories]
-    known = [run for run in runs if run is not None]
-    if len(known) < len(runs) or not len(varying(known)) <= _FEW:
+def _by_options(histories: Sequence[History]) -> list[tuple[str, History]] | None:
+    """Return ``None`` if options are unknown, too many for a name, or equal for two runs."""
+    if not all(history.options for history in histories) or len(varying(histories)) > _FEW:
         return None
-    of = dict(zip(map(id, known), histories))
     named = []
-    for group in groups(known):
-        for run in sorted(group.runs, key=_seed):
-            parts = [group.label, f"seed {_seed(run)}" if len(group.runs) > 1 else ""]
-            named.append((", ".join(filter(None, parts)), of[id(run)]))
+    for group in groups(histories):
+        for history in sorted(group.runs, key=_seed):
+            parts = [group.label, f"seed {_seed(history)}" if len(group.runs) > 1 else ""]
+            named.append((", ".join(filter(None, parts)), history))
     names = [name for name, _ in named]
     return named if all(names) and len(set(names)) == len(names) else None
 
 
-def _run(history: History) -> Run | None:
-    try:
-        return read_run(history.path.parent)
-    # Nobody but `normtheory run` promises a config.yaml, nor that it is of our kind.
-    except (AttributeError, OSError, TypeError, ValueError, yaml.YAMLError):
-        return None
-
-
-def _seed(run: Run) -> int:
-    seed = run.settings.get("seed_everything")
+def _seed(history: History) -> int:
+    seed = history.options.get("seed_everything")
     return seed if isinstance(seed, int) else 0
 
 
 def _by_place(histories: Sequence[History]) -> list[str]:
-    """What differs in the name of the run, else in the path of its folder; then the prefix, then a number."""
+    """Name by the differing part of the run's name, else of its path; add the prefix or a number to duplicates."""
     names = [history.run for history in histories]
     if len(set(names)) == len(names):
         return _differing([tuple(name.split("/")) for name in names])
@@ -73,7 +59,7 @@ def _by_place(histories: Sequence[History]) -> list[str]:
 
 
 def _differing(parts: Sequence[tuple[str, ...]]) -> list[str]:
-    """Without what they all begin and all end with.
+    """Remove the common beginning and end.
 
     Example:
         >>> _differing([("runs", "a", "x", "1"), ("runs", "b", "x", "1")])
@@ -87,6 +73,6 @@ def _differing(parts: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _shared(parts: Sequence[tuple[str, ...]]) -> int:
-    """How many first elements all have in common, one less than the shortest has at most: something must be left."""
+    """Count the common first elements, leaving at least one of the shortest."""
     columns = list(zip(*parts))[:-1]
     return next((i for i, column in enumerate(columns) if len(set(column)) > 1), len(columns))
