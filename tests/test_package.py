@@ -142,6 +142,33 @@ def test_the_ground_floor_loads_torch_alone():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def loaded(code):
+    """Which heavy packages a fresh interpreter has loaded after running some code."""
+    heavy = ("torch", "pytorch_lightning", "lightning", "numpy")
+    code = f"import sys\n{code}\nprint('loaded', *[name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1].split()[1:]
+
+
+def test_record_and_view_load_neither_torch_nor_lightning():
+    rooms = ("lightning_normtheory.record", "lightning_normtheory.view")
+    names = [name for name in MODULES if room_of(name) in rooms]
+    assert loaded("\n".join(f"import {name}" for name in names)) == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["report", "run"], ["report", "--text", "run"], ["rnu"]])
+def test_commands_that_do_not_train_load_neither_torch_nor_lightning(arguments, tmp_path):
+    row = '{"epoch": 0, "step": 1, "metrics": {"normtheory/loss": 1.0}}'
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "normtheory.jsonl").write_text('{"schema": 1}\n' + row + "\n")
+    code = (
+        f"import contextlib, os; os.chdir({str(tmp_path)!r})\n"
+        "from lightning_normtheory.recipes.cli import main\n"
+        f"with contextlib.suppress(SystemExit): main({arguments})"
+    )
+    assert loaded(code) == []
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if not name.endswith("__main__")])
 def test_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)

@@ -70,7 +70,7 @@ def test_sections_are_in_order_and_only_those_with_data(tmp_path):
     page = one(tmp_path)
     titles = page.all("h2")
     expected = [name for name in SECTIONS if name != "BatchNorm"]
-    assert titles == [*expected, "Which theorem applies", "How it was measured"]
+    assert titles == [*expected, "Which theorem applies", "How it was measured", "Glossary"]
     assert [href.removeprefix("#") for href in page.attributes("a", "href") if not href.startswith("#panel")] == [
         section["id"] for tag, section in page.elements if tag == "section"
     ]
@@ -370,4 +370,5 @@ def test_a_run_that_was_to_have_more_epochs_says_so(tmp_path, wanted, text):
 def test_the_papers_are_named(tmp_path):
     page = report(tmp_path / "report.html", write_run(tmp_path / "run", {0: {"loss": 1.0}})).read_text()
     assert "Optimization and Generalization Guarantees for Weight Normalization" in page
+    assert "Liu, Zhu and Belkin 2020" in page
     assert "an assumption of the theorem fails" in page

@@ -1,4 +1,4 @@
-"""What the numbers of a report rest on: which theorem applies, and how was measured."""
+"""The last sections of a report: theorems, settings and glossary."""
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -7,32 +7,24 @@ from typing import Any
 from lightning_normtheory.record.grouping import named
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.theorem_status import TheoremStatus, Verdict
+from lightning_normtheory.view.glossary import GLOSSARY
 from lightning_normtheory.view.html.markup import Html, element, joined
 from lightning_normtheory.view.html.panels import Runs, listed, span
 
-__all__ = ["measured_how", "theorem_tables"]
+__all__ = ["glossary", "measured_how", "theorem_tables"]
 
 _SIGNS: dict[Verdict, str] = {"applies": "✓", "generalized": "≈", "does not apply": "✗"}
 _TITLES = ("theorem", "for this network", "because")
 # A number such as 0.62, which is not part of a layer's name.
 _MEASURED = re.compile(r"(?<![\w.])\d+\.\d+\b")
-
-
-_PAPERS = {
-    "WN": "Optimization and Generalization Guarantees for Weight Normalization",
-    "RSC": "Banerjee, Cisneros-Velarde, Zhu and Belkin 2023, on restricted strong convexity",
-    "BN": "Test Error Guarantees for Batch-Normalized Shallow ReLU Networks",
-    "DGM": "Dukler, Gu and Montúfar 2020, on lengths and directions of weight normalization",
-    "LIN": "Liu, Zhu and Belkin 2020, on the transition to linearity",
-}
-_GENERALISED = (
+_GENERALIZED = (
     "Generalized: an assumption of the theorem fails, the one that is named, and the bound in this report is a form of "
-    "it that does without."
+    "it that does not need it."
 )
 
 
 def theorem_tables(runs: Runs) -> Html:
-    """Which theorem applies, one table for runs that differ at most in what was measured; empty if nobody looked."""
+    """Return a table for each group of runs whose verdicts differ only in measured numbers; empty without verdicts."""
     known = [(name, history) for name, history in runs if history.theorems]
     groups = _together(known, lambda history: _unmeasured(history.theorems))
     tables = []
@@ -46,12 +38,14 @@ def theorem_tables(runs: Runs) -> Html:
             class_="theorems",
         )
         tables.append(element("div", table, class_="scroll"))
-    return joined([*tables, _papers()]) if tables else Html("")
+    return joined([*tables, element("p", _GENERALIZED, class_="about")]) if tables else Html("")
 
 
-def _papers() -> Html:
-    terms = [part for key, title in _PAPERS.items() for part in (element("dt", key), element("dd", title))]
-    return joined([element("p", _GENERALISED, class_="about"), element("dl", *terms, class_="papers")])
+def glossary() -> Html:
+    """Return the terms, symbols and papers, behind a click."""
+    terms = [part for term, meaning in GLOSSARY for part in (element("dt", term), element("dd", meaning))]
+    summary = element("summary", f"Papers, terms and symbols ({len(GLOSSARY)})")
+    return element("details", summary, element("dl", *terms, class_="papers"), class_="more")
 
 
 def _unmeasured(theorems: Iterable[TheoremStatus]) -> tuple[Hashable, ...]:
@@ -87,7 +81,7 @@ def _merged(reasons: Sequence[str]) -> str:
 
 
 def measured_how(runs: Runs) -> Html:
-    """Settings, versions and files; runs that differ in nothing but the file together."""
+    """Return settings, versions and files; runs with equal settings share a block."""
 
     def key(history: History) -> tuple[Hashable, ...]:
         settings = tuple(tuple((name, named(value)) for name, value in of.items()) for of in history.settings)

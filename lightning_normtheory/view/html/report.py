@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from lightning_normtheory.record.history import History
-from lightning_normtheory.view.html.about import measured_how, theorem_tables
+from lightning_normtheory.view.html.about import glossary, measured_how, theorem_tables
 from lightning_normtheory.view.html.data import Plot, color, embedded, own_plots, plots
 from lightning_normtheory.view.html.head import cards, facts, title
 from lightning_normtheory.view.html.markup import Html, element, joined
@@ -52,6 +52,7 @@ def _page(histories: Sequence[History]) -> str:
     shown = [*ours, *own]
     sections = {name: _section(name, shown, len(ours), runs) for name in SECTIONS}
     sections |= {"Which theorem applies": theorem_tables(runs), "How it was measured": measured_how(runs)}
+    sections |= {"Glossary": glossary()}
     sections = {name: content for name, content in sections.items() if content}
     script, style = "\n".join(map(_asset, _SCRIPTS)), _asset("page.css")
     parts = {

@@ -1,0 +1,43 @@
+"""The glossary of the report and of docs/glossary.md."""
+
+__all__ = ["GLOSSARY"]
+
+# (term, explanation), papers first, then terms, then symbols.
+GLOSSARY: tuple[tuple[str, str], ...] = (
+    ("WN", "the paper “Optimization and Generalization Guarantees for Weight Normalization”"),
+    ("RSC", "the paper by Banerjee, Cisneros-Velarde, Zhu and Belkin 2023 on restricted strong convexity"),
+    ("BN", "the paper “Test Error Guarantees for Batch-Normalized Shallow ReLU Networks”"),
+    ("DGM", "the paper by Dukler, Gu and Montúfar 2020 on lengths and directions of weight normalization"),
+    ("LIN", "the paper by Liu, Zhu and Belkin 2020 on the transition to linearity"),
+    ("probe", "fixed samples of the training set on which everything is measured"),
+    (
+        "tangent kernel",
+        "K, with entries ⟨∂f(x)/∂θ, ∂f(x′)/∂θ⟩: how a step for one sample changes the output of another",
+    ),
+    ("floor", "error bound of λ_min(K) from rounding; an eigenvalue below it cannot be distinguished from zero"),
+    ("certificate", "a sufficient condition for convergence, checked on the current weights"),
+    ("generalized", "an assumption of the theorem fails, and the bound shown is a form that does not need it"),
+    ("vacuous", "of a bound: no better than what a network with all outputs zero achieves"),
+    ("edge of stability", "2/η; if λ_max is above it, plain gradient descent overshoots along the sharpest direction"),
+    ("restricted strong convexity", "a lower bound on the loss along the step; it guarantees geometric decrease"),
+    ("Rademacher complexity", "how well a class of networks can fit random signs; it bounds the generalization gap"),
+    ("generalization gap", "validation loss − training loss"),
+    ("length, direction", "WeightNorm writes a weight as length times direction, w = g·v/‖v‖"),
+    ("residual", "‖Hv − λv‖ of a computed eigenpair; some eigenvalue is at most this far from λ"),
+    ("L", "mean loss on the probe"),
+    ("f", "the network as a function: its outputs"),
+    ("θ", "the trained parameters"),
+    ("η", "learning rate"),
+    ("w_min", "smallest norm of a weight vector in a normalized layer"),
+    ("R", "‖∇L‖²/L, the ratio of restricted strong convexity"),
+    ("ḡ", "gradient of the outputs, averaged over samples and outputs"),
+    ("λ_max", "largest eigenvalue of the loss Hessian, the sharpness"),
+    ("λ_min(K)", "least eigenvalue of the tangent kernel"),
+    ("ΔK", "largest relative change ‖K − K₀‖/‖K₀‖ of the tangent kernel so far"),
+    ("α, β", "constants of restricted strong convexity and smoothness; 1/β is the guaranteed step size"),
+    ("L⁺/L", "loss after a step divided by the loss before it"),
+    ("H̄, ϱ", "bounds on ‖∇²f‖ and ‖∂f/∂θ‖"),
+    ("ε_N", "maximum of 1/N over the features of BatchNorm, with N the norm that it divides by"),
+    ("γ_a, γ_c", "margins through the output weights and through BatchNorm's scales at fit start"),
+    ("δ", "probability with which a generalization bound may fail"),
+)
