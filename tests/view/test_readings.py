@@ -45,7 +45,7 @@ EDGE = "sharpness"
         ([math.nan] * 2, [10, 10], "λ_max is not a number.", "bad"),
         ([1, math.nan], [10, 10], "λ_max is not a number.", "bad"),
         ([1, math.inf], [10, 10], "λ_max has crossed 2/η.", "bad"),
-        ([1, 2], [math.nan] * 2, "λ_max is known.", "note"),
+        ([1, 2], [math.nan] * 2, "λ_max was measured without a limit.", "note"),
     ],
 )
 def test_the_edge_of_stability(top, edge, finding, mood):
@@ -109,7 +109,7 @@ def test_two_over_eta_is_no_limit_of_adam():
         (
             "kernel",
             {"ntk_lambda_min": [1e-9], "ntk_lambda_min_floor": [1e-8], "ntk_samples": [8.0]},
-            "λ_min(K) cannot be told from zero.",
+            "λ_min(K) cannot be distinguished from zero.",
             "bad",
         ),
         (
@@ -214,7 +214,7 @@ def test_only_values_of_one_epoch_are_compared():
 def test_neither_part_carries_what_both_have_not():
     parts = {"ntk_direction_lambda_min": [-1e-12], "ntk_length_lambda_min": [-2e-12]}
     reading = read("parts", **parts)
-    assert reading.finding == "Neither part is positive definite by itself."
+    assert reading.finding == "Neither part alone is positive definite."
 
 
 def test_conditions_are_named_on_both_sides():

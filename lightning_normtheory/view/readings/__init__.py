@@ -1,4 +1,4 @@
-"""Every panel read aloud: what it shows of a run, in plain words."""
+"""State in plain words what each panel shows about a run."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ READINGS: dict[str, Callable[[History], Reading | None]] = {
 
 
 def read_panel(panel: Panel, history: History) -> Reading | None:
-    """What a panel says about a run; ``None`` if the run has nothing for it.
+    """Return what a panel shows about a run; ``None`` if the run has no data for it.
 
     Example:
         >>> from pathlib import Path
@@ -37,7 +37,7 @@ def read_panel(panel: Panel, history: History) -> Reading | None:
 
 
 def _broken(panel: Panel, history: History) -> Reading | None:
-    """That the first line of a panel has ended, or ends in what is not a number: an older value says nothing then."""
+    """Report that the first line of a panel ended or became NaN: an older value must not be read as current."""
     name = next((line.metric for line in panel.lines if history.series(line.metric)), None)
     if name is None:
         return None
@@ -50,7 +50,7 @@ def _broken(panel: Panel, history: History) -> Reading | None:
     if start is None:
         return None
     if start == min(series):
-        if panel.key == "rademacher":  # which some networks do not have
+        if panel.key == "rademacher":  # some networks have no bound
             return None
         return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch.", "bad")
     before = max(epoch for epoch in series if epoch < start)
@@ -59,7 +59,7 @@ def _broken(panel: Panel, history: History) -> Reading | None:
 
 
 def _ended(series: Mapping[int, float], history: History) -> bool:
-    """Whether more epochs went by at the end without a value than ever before: callbacks may measure every n-th."""
+    """Whether the last gap is longer than all gaps before: callbacks may measure every n-th epoch only."""
     measured = [row.epoch for row in history.rows if row.metrics.keys() - {"skipped"}]
     places = [place for place, epoch in enumerate(measured) if epoch in series]
     gaps = [after - before for before, after in zip([-1, *places], places)]
@@ -67,7 +67,7 @@ def _ended(series: Mapping[int, float], history: History) -> bool:
 
 
 def _plain(panel: Panel, history: History) -> Reading | None:
-    """From where to where each line goes; of what is 1 or 0, how often it is 1."""
+    """Give the first and last value of each line; for a flag, how often it is 1."""
     clauses = []
     for line in panel.lines:
         series = history.series(line.metric)

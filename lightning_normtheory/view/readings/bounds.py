@@ -1,4 +1,4 @@
-"""What the panels of generalization, layers and BatchNorm say."""
+"""Readings of the sections Generalization, Layers and BatchNorm."""
 
 import math
 from collections.abc import Callable
@@ -17,13 +17,15 @@ def _gap(history: History) -> Reading | None:
     if math.isnan(bound):
         if math.isnan(gap):
             return None
-        return Reading("The gap has no bound here.", f"The gap is {number(gap)}; there is no bound for this network.")
+        return Reading(
+            "There is no bound on the gap.", f"The gap is {number(gap)}; there is no bound for this network."
+        )
     measured = "The gap was not measured" if math.isnan(gap) else f"The gap is {number(gap)}"
     if gap > bound:
         text = f"{measured}, above its bound {number(bound)}, which should hold with probability 1 − δ."
         return Reading("The gap exceeds its bound.", text, "bad")
     if vacuous:
-        why = "as such bounds mostly are: outputs that are all zero do better"
+        why = "as such bounds usually are: all-zero outputs do better"
         text = f"{measured}. The bound {number(bound)} is vacuous, {why}."
         return Reading("The generalization bound is vacuous.", text)
     return Reading("The generalization bound is not vacuous.", f"{measured}, the bound {number(bound)}.", "good")
@@ -47,7 +49,7 @@ def _rademacher(history: History) -> Reading | None:
         return None
     if math.isnan(history.last("rademacher_bound")):
         return Reading(
-            "The complexity has no bound here.", "The log of the run says which step of the network has none."
+            "There is no bound on the complexity.", "A warning in the run's log names the operation without a bound."
         )
     first, *_, last = (*series.values(), *series.values())
     text = f"The bound {trend(series)}: it follows the norms of the layers."
@@ -59,7 +61,7 @@ def _rademacher(history: History) -> Reading | None:
 
 
 class _Layers:
-    """Which layer stands out at the end."""
+    """Name the layer with the largest or smallest last value."""
 
     def __init__(self, quantity: str, words: str, *, smallest: bool = False) -> None:
         self._start, self._words, self._smallest = f"layers/{quantity}__", words, smallest
@@ -81,7 +83,7 @@ def _epsilon(history: History) -> Reading | None:
     series = history.series("batchnorm_epsilon")
     if not series:
         return None
-    return Reading("ε_N is known.", f"ε_N {trend(series)}: the least varying feature is scaled up by that factor.")
+    return Reading("ε_N was measured.", f"ε_N {trend(series)}: the least varying feature is scaled by this.")
 
 
 def _margins(history: History) -> Reading | None:
@@ -97,7 +99,7 @@ def _margins(history: History) -> Reading | None:
 
 
 class _Way:
-    """A distance beside its radius."""
+    """Compare a distance with its radius."""
 
     def __init__(self, part: str) -> None:
         self._part = part
@@ -114,7 +116,7 @@ class _Way:
         sizes = f"The distance is {number(distance)}, the radius {number(radius)}"
         if distance <= radius:
             return Reading("The weights are within the theorem's radius.", f"{sizes}.", "good")
-        return Reading("The weights are beyond the theorem's radius.", f"{sizes}: the theorem's argument ends here.")
+        return Reading("The weights are beyond the theorem's radius.", f"{sizes}: the theorem does not cover this.")
 
 
 READINGS: dict[str, Callable[[History], Reading | None]] = {

@@ -1,4 +1,4 @@
-"""What the panels of curvature and tangent kernel say."""
+"""Readings of the sections Curvature and Kernel."""
 
 import math
 
@@ -14,14 +14,14 @@ def _sharpness(history: History) -> Reading | None:
         return None
     if any(name != "SGD" for name in history.optimizers):
         names = " and ".join(dict.fromkeys(history.optimizers))
-        text = f"λ_max {trend(top)}. 2/η, which is shown, is a limit for plain SGD; that of {names} is not known."
-        return Reading("λ_max has no limit that is known for this optimizer.", text)
+        text = f"λ_max {trend(top)}. The panel shows 2/η, the limit of plain SGD; that of {names} is not known."
+        return Reading("The stability limit of this optimizer is not known.", text)
     for name, symbol in (("hessian_stability_limit", "the limit of stability"), ("hessian_edge", "2/η")):
         limit = history.series(name)
         both = {e: (v, limit[e]) for e, v in top.items() if not math.isnan(limit.get(e, math.nan))}
         if both:
             return _against(both, symbol)
-    return Reading("λ_max is known.", f"λ_max {trend(top)}.")
+    return Reading("λ_max was measured without a limit.", f"λ_max {trend(top)}.")
 
 
 def _against(both: dict[int, tuple[float, float]], symbol: str) -> Reading:
@@ -34,8 +34,8 @@ def _against(both: dict[int, tuple[float, float]], symbol: str) -> Reading:
         return Reading(
             f"λ_max has crossed {symbol}.",
             f"λ_max has crossed {symbol}: {values} at last, beyond it since epoch {start}. Steps along the sharpest "
-            "direction overshoot more each time, until the loss jumps or the curvature falls. Where training goes on "
-            "nevertheless it is at the edge of stability; if the loss jumps, lower η.",
+            "direction overshoot more each time, until the loss jumps or the curvature falls. If the "
+            "loss still falls, training is at the edge of stability; if it jumps, lower η.",
             "bad",
         )
     if any(beyond.values()):
@@ -84,9 +84,9 @@ def _least_eigenvalue(history: History) -> Reading | None:
     samples = number(now.get("ntk_samples", math.nan))
     if value <= floor:
         return Reading(
-            "λ_min(K) cannot be told from zero.",
+            "λ_min(K) cannot be distinguished from zero.",
             f"λ_min(K) is {number(value)}, not above its floor {number(floor)}: the kernel{of} of {samples} samples is "
-            "singular, up to rounding, and some combination of their outputs does not move.",
+            "singular up to rounding, and some combination of their outputs does not move.",
             "bad",
         )
     text = (
@@ -99,10 +99,10 @@ def _least_eigenvalue(history: History) -> Reading | None:
         text += f" It is {side} DGM's threshold {number(threshold)}."
         return Reading(f"λ_min(K) is {side} DGM's threshold.", text, "good" if side == "above" else "bad")
     if of and now.get("certificate_ntk") == 1:
-        text += " So is that of all outputs, on fewer samples."
+        text += " The kernel of all outputs is, too, on fewer samples."
     if not of or now.get("certificate_ntk") == 1:
         return Reading("The tangent kernel is positive definite.", text, "good")
-    text += " That of all outputs, which the theory asks for, may be singular all the same."
+    text += " The kernel of all outputs, which the theory needs, may still be singular."
     return Reading(f"The kernel{of.rstrip(',')}{',' * of.startswith(',')} is positive definite.", text)
 
 
@@ -128,10 +128,10 @@ def _parts(history: History) -> Reading | None:
     # The eigenvalue of a singular kernel is a rounding error, of either sign.
     if high <= now.get("ntk_lambda_min_floor", 0.0):
         text = f"λ_min of the directions' kernel is {number(direction)}, that of the lengths' {number(length)}."
-        return Reading("Neither part is positive definite by itself.", text)
+        return Reading("Neither part alone is positive definite.", text)
     much = f"{times(high / low)} that of" if low > 0 and high / low < 1e9 else "above that of"
     text = f"λ_min of the {winner}' kernel is {number(high)}, {much} the {loser}' ({number(low)})."
-    return Reading(f"The {winner} carry the convergence.", text)
+    return Reading(f"The {winner} drive convergence.", text)
 
 
 def _change(history: History) -> Reading | None:
@@ -140,9 +140,9 @@ def _change(history: History) -> Reading | None:
         return None
     size = f"The kernel has changed by up to {percent(change) if change < 1 else f'{times(change)} its size'}"
     if change < 0.1:
-        return Reading("The kernel hardly changes.", f"{size}: the network trains as its linearization would.")
+        return Reading("The kernel hardly changes.", f"{size}: the network trains like its linearization.")
     if change < 0.5:
-        return Reading("The kernel changes.", f"{size}: between linear training and learning of features.")
+        return Reading("The kernel changes.", f"{size}: between linear training and feature learning.")
     return Reading("The kernel changes much.", f"{size}: theories of linear training do not describe this run.")
 
 

@@ -1,4 +1,4 @@
-"""The words that readings are made of."""
+"""Format numbers and trends for readings."""
 
 import math
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ Severity = Literal["good", "note", "bad"]
 
 
 class Reading(NamedTuple):
-    """What a panel says about a run, in plain words.
+    """What a panel shows about a run.
 
     Attributes:
-        finding: a sentence without numbers, the same for every run that it fits.
-        text: what the numbers are, and what follows.
-        mood: ``"bad"`` where somebody should look, ``"good"`` where all is as the theory wants it.
+        finding: a sentence without numbers, equal for all runs that it applies to.
+        text: the numbers, and what follows from them.
+        mood: ``"bad"`` if it needs attention, ``"good"`` if it is as the theory requires.
     """
 
     finding: str
@@ -24,7 +24,7 @@ class Reading(NamedTuple):
 
 
 def number(value: float, digits: int = 3) -> str:
-    """As people write it.
+    """Format a number with few digits.
 
     Example:
         >>> number(0.123456), number(1234567.0), number(20.0), number(float("inf")), number(float("nan"))
@@ -61,7 +61,7 @@ def times(ratio: float) -> str:
 
 
 def trend(series: Mapping[int, float]) -> str:
-    """From where to where, as a clause.
+    """Describe the first and last value in a clause.
 
     Example:
         >>> trend({0: 0.9, 9: 0.3})
@@ -80,7 +80,7 @@ def trend(series: Mapping[int, float]) -> str:
 
 
 def since(condition: Mapping[int, bool]) -> int | None:
-    """The first epoch from which on a condition holds up to the end; ``None`` if it does not hold at the end.
+    """Return the epoch since which a condition holds up to the end; ``None`` if it does not hold at the end.
 
     Example:
         >>> since({0: False, 1: True, 2: True}), since({0: True, 1: False})

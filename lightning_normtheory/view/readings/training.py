@@ -1,4 +1,4 @@
-"""What the panels of the overview and of the optimization say."""
+"""Readings of the sections Overview and Optimization."""
 
 import math
 
@@ -52,13 +52,13 @@ def _ratio(history: History) -> Reading | None:
     if not ratio:
         return None
     now = history.latest("rsc_ratio")
-    text = f"R {trend(ratio)}. While it stays away from zero, every step gains a share of the loss."
+    text = f"R {trend(ratio)}. While it stays away from zero, a step can reduce the loss by a share of it."
     bound = now.get("certificate_ntk_ratio_bound", math.nan)
     if bound > 0:
-        text += f" The tangent kernel says it is at least {number(bound)} on its own samples."
+        text += f" The tangent kernel guarantees at least {number(bound)} on its own samples."
     if now["rsc_ratio"] > 0:
         return Reading("R is positive.", text)
-    text = f"R is {number(now['rsc_ratio'])}: there is no gradient left."
+    text = f"R is {number(now['rsc_ratio'])}: the gradient has vanished."
     return Reading("R is not positive.", text, "bad")
 
 
@@ -72,10 +72,10 @@ def _alpha(history: History) -> Reading | None:
     positive = sum(value > 0 for value in alpha.values())
     last = number(alpha[max(alpha)])
     if positive == len(alpha):
-        why = "a step 1/β of gradient descent on the probe is guaranteed to shrink the loss by a factor"
+        why = "a step 1/β of gradient descent on the probe is guaranteed to multiply the loss by a factor below 1"
         return Reading("α is positive: the theorem guarantees a rate.", f"α is {last}: {why}.", "good")
     if positive == 0:
-        why = "the theorem guarantees no rate. That is the rule at practical widths, and no fault of the run"
+        why = "the theorem guarantees no rate. This is usual at practical widths and not a fault of the run"
         return Reading("α is negative: the theorem guarantees no rate.", f"α is {last}: {why}.")
     return Reading(
         "α is positive at times.", f"α is positive in {positive} of {len(alpha)} epochs, and {last} at last."
@@ -87,12 +87,12 @@ def _beta(history: History) -> Reading | None:
     # Two callbacks may measure in different epochs: only values of one can be compared.
     name = next((name for name in names if history.latest("hessian_lambda_max", name)), None)
     if name is None:
-        return _only(history, "hessian_lambda_max", "β is not known for this network.")
+        return _only(history, "hessian_lambda_max", "β is unknown for this network.")
     now = history.latest("hessian_lambda_max", name)
     top = now["hessian_lambda_max"]
     beta = min((now[name] for name in names if not math.isnan(now.get(name, math.nan))), default=math.nan)
     if math.isnan(beta) or not top > 0:
-        return _only(history, "hessian_lambda_max", "There is nothing to compare with β.")
+        return _only(history, "hessian_lambda_max", "λ_max cannot be compared with β.")
     if beta < top * (1 - 1e-3):  # λ_max has an error, too
         return Reading(
             "β is below λ_max, which the theory excludes.",
@@ -116,8 +116,8 @@ def _rate(history: History) -> Reading | None:
     if measured > 1:
         return Reading("The loss is rising.", text, "bad")
     if measured > now.get("certificate_rate", 1.0):
-        text += " The run's steps, on batches, have no guarantee."
-        return Reading("The loss is falling, more slowly than by the guaranteed step.", text)
+        text += " The guarantee does not cover the run's steps, which use batches."
+        return Reading("The loss is falling, more slowly than the guaranteed step would reduce it.", text)
     return Reading("The loss is falling.", text, "good")
 
 
@@ -140,7 +140,7 @@ def _mean_gradient(history: History) -> Reading | None:
     now = history.latest(name, "rsc_threshold")
     threshold, value = now.get("rsc_threshold", math.nan), now.get(name, math.nan)
     if math.isnan(threshold) or math.isnan(value):
-        return _only(history, name, "RSC's threshold is known for its own networks only.")
+        return _only(history, name, "RSC's threshold is known only for the paper's networks.")
     if value > threshold:
         return Reading(
             "‖ḡ‖² is above RSC's threshold.",
@@ -149,7 +149,7 @@ def _mean_gradient(history: History) -> Reading | None:
         )
     return Reading(
         "‖ḡ‖² is below RSC's threshold.",
-        f"‖ḡ‖² is {number(value)} and would have to exceed {number(threshold)} for RSC, Theorem 5.1.",
+        f"‖ḡ‖² is {number(value)} but RSC, Theorem 5.1, needs more than {number(threshold)}.",
     )
 
 
@@ -164,8 +164,8 @@ def _conditions(history: History) -> Reading | None:
     text = f"{'Holds' if len(holds) == 1 else 'Hold'} now: {', '.join(holds)}. " if holds else ""
     text += f"{'Does' if len(fails) == 1 else 'Do'} not hold: {', '.join(fails)}." if fails else ""
     if not holds:
-        return Reading("No sufficient condition holds.", f"{text} Training may converge all the same.")
-    finding = "A sufficient condition for convergence holds." if fails else "All conditions that were tested hold."
+        return Reading("No sufficient condition holds.", f"{text} Training may still converge.")
+    finding = "A sufficient condition for convergence holds." if fails else "All tested conditions hold."
     return Reading(finding, text.strip(), "note" if fails else "good")
 
 
@@ -174,9 +174,9 @@ def _step(history: History) -> Reading | None:
     if math.isnan(omega):
         return None
     if omega < 2:
-        return Reading("The run's own step is guaranteed.", f"ηβ is {number(omega)}, below 2.", "good")
+        return Reading("The run's step is guaranteed.", f"ηβ is {number(omega)}, below 2.", "good")
     text = f"ηβ is {number(omega)}: a step {times(omega / 2)} smaller would be guaranteed."
-    return Reading("The run's own step is not guaranteed.", text)
+    return Reading("The run's step is not guaranteed.", text)
 
 
 def _cost(history: History) -> Reading | None:
@@ -184,10 +184,10 @@ def _cost(history: History) -> Reading | None:
     if not seconds:
         return None
     total, known = sum(seconds.values()), history.rows[-1].time - history.rows[0].time
-    text = f"Measuring took {number(total)} s in all, {number(total / len(seconds))} s at a time"
+    text = f"Measuring took {number(total)} s in total, {number(total / len(seconds))} s per measurement"
     if known > 0 and len(seconds) > 1:
-        text += f", {percent(min(1.0, (total - next(iter(seconds.values()))) / known))} of the time of the run"
-    return Reading("What measuring took.", f"{text}.")
+        text += f", {percent(min(1.0, (total - next(iter(seconds.values()))) / known))} of the run's time"
+    return Reading("Time spent on measurements.", f"{text}.")
 
 
 def _only(history: History, name: str, remark: str) -> Reading | None:
