@@ -1,4 +1,4 @@
-"""The file of a run: what is in it, and how to read it. Loads neither torch nor Lightning."""
+"""Read and write the file of a run. Loads neither torch nor Lightning."""
 
 from lightning_normtheory.record.history import History, read_histories
 from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table

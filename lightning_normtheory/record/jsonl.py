@@ -1,7 +1,7 @@
 """The JSON Lines file: one row per measured epoch, on disk before training goes on.
 
-A line with ``schema`` is a header: how the numbers after it came about. Each callback writes one, and so does a resumed
-run whose settings or versions are others. Every other line is a row.
+A line with ``schema`` is a header with the settings of the rows after it. Each callback writes one, and so does a
+resumed run whose settings or versions changed. Every other line is a row.
 """
 
 import json
@@ -17,9 +17,9 @@ SCHEMA = 1
 
 
 def append(path: Path, header: Mapping[str, Any], row: Mapping[str, Any], first: bool = True) -> None:
-    """Add a row. The file is closed, hence flushed, after each.
+    """Append a row, and close the file, so that the row is flushed.
 
-    With ``first``, the header comes before it unless the file has it already; without, only where the file is new.
+    With ``first``, write the header before it unless the file contains it; otherwise only if the file is new.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
@@ -43,10 +43,9 @@ def _contains(file: BinaryIO, line: bytes) -> bool:
 
 
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file with their numbers restored; one that a kill cut short, or that is not ours, is passed over.
+    """Yield the lines of a file with NaN and infinity restored, without lines that are truncated or not ours.
 
-    Rows of one epoch (of several callbacks, or repeated by a resumed run) are to be merged in order, the last one
-    counts.
+    Rows of one epoch (of several callbacks, or repeated by a resumed run) must be merged in order; the last one counts.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""How a run is shown: report, dashboard, terminal. Loads neither torch nor Lightning."""
+"""Report, dashboard and terminal tables of a run. Loads neither torch nor Lightning."""
 
 from lightning_normtheory.view.html.report import write_report
 

@@ -1,4 +1,4 @@
-"""``normtheory report``: find the files of runs, and tell what they hold."""
+"""``normtheory report``: find the files of runs, and report on them."""
 
 import sys
 from collections.abc import Sequence
@@ -53,10 +53,10 @@ def print_reports(places: Sequence[str]) -> int:
 
 
 def find_runs(places: Sequence[str]) -> list[History]:
-    """Everything measured in the files that are named, and in those below the folders that are named.
+    """Read the given files and all files below the given folders.
 
     Raises:
-        ValueError: that says where there are runs, if there is none where it was looked.
+        ValueError: if there is no run; the message names folders with runs.
 
     Example:
         >>> find_runs(["no/such/folder"])
@@ -74,7 +74,7 @@ def find_runs(places: Sequence[str]) -> list[History]:
 
 
 def _read(paths: Sequence[Path]) -> list[History]:
-    """A damaged file among others does not hide them."""
+    """Read files, and skip damaged ones with a message if others can be read."""
     histories, errors = [], []
     for path in paths:
         try:
@@ -84,12 +84,12 @@ def _read(paths: Sequence[Path]) -> list[History]:
     if not histories:
         raise errors[0]
     for reason in errors:
-        print(f"normtheory: left out: {reason}", file=sys.stderr)
+        print(f"normtheory: skipped: {reason}", file=sys.stderr)
     return histories
 
 
 def _elsewhere() -> str:
-    """Where there are runs: the first few folders below this one."""
+    """Name the first few folders with runs below the current one."""
     found = sorted(
         {str(path.parent) for pattern in ("*", "*/*", "*/*/*") for path in Path().glob(f"{pattern}/{_FILE}")}
     )

@@ -1,4 +1,4 @@
-"""What a report plots, and its numbers as the page reads them: exactly those of the file."""
+"""The plots of a report and their numbers as JSON, exactly those of the file."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The head of a report: what it is about, and the five numbers of the theory."""
+"""The head of a report: facts about the runs, and the cards of the five main metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -32,7 +32,7 @@ def title(runs: Runs) -> str:
 
 
 def facts(runs: Runs) -> Html:
-    """When was measured, on what, and for how long."""
+    """Return when, on which samples and for how many epochs was measured."""
     histories = [history for _, history in runs]
     times = [row.time for history in histories for row in history.rows]
     settings = [of for history in histories for of in history.settings]

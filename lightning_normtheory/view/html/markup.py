@@ -1,4 +1,4 @@
-"""Markup in which nothing from outside can become markup."""
+"""HTML builder that escapes all text."""
 
 import html
 import math

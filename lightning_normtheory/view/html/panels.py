@@ -1,4 +1,4 @@
-"""The text of a panel: what it says about the runs, in words, in numbers, and for those who cannot see the plot."""
+"""The HTML of a panel: readings, legend, alternative text and numbers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 
 def findings(panel: Panel, runs: Runs) -> list[Finding]:
-    """What a panel says, runs of which it says the same together: what is bad first, then the largest group."""
+    """Group the runs by the reading of a panel: bad findings first, then the largest group."""
     found: dict[tuple[str, Severity], dict[str, str]] = {}
     for name, history in runs:
         reading = read_panel(panel, history)

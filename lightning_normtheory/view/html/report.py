@@ -1,4 +1,4 @@
-"""The report: one HTML file that asks nothing of the network and shows everything that was measured."""
+"""The report: one HTML file with everything that was measured, which makes no network request."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""What a terminal shows of a run: the table of its epochs, and which theorem applies."""
+"""The tables of epochs and theorems for a terminal."""
 
 from collections.abc import Mapping
 
@@ -55,7 +55,7 @@ def epoch_table(history: History) -> Table:
 
 
 def legend(history: History) -> str:
-    """What the columns of `epoch_table` are.
+    """Explain the columns of `epoch_table`.
 
     Example:
         >>> from pathlib import Path
