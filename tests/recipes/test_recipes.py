@@ -142,7 +142,7 @@ def test_no_recipe_named(capsys):
 
 def test_help_without_a_recipe(capsys):
     assert main(["run", "--help"]) == 0
-    assert "of the recipe" in capsys.readouterr().out
+    assert "recipe; see normtheory list" in capsys.readouterr().out
 
 
 def test_every_recipe_opens_with_its_command(capsys):
