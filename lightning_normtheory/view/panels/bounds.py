@@ -1,4 +1,4 @@
-"""The panels of the sections Generalization, Layers and BatchNorm."""
+"""The panels of the sections Generalization and BatchNorm."""
 
 from lightning_normtheory.view.panels.panel import HOLDS, Panel
 
@@ -41,43 +41,6 @@ PANELS = (
         "linear",
         "The largest ‖x‖; every bound is proportional to it.",
         detail=True,
-    ),
-    Panel(
-        "layer_norms",
-        "Layers",
-        "Smallest weight norm of each layer",
-        "linear",
-        "The smallest norm of a weight vector, for each layer.",
-    ),
-    Panel(
-        "layer_shares",
-        "Layers",
-        "Share of the tangent kernel",
-        "linear",
-        "Share of each layer in the kernel's trace.",
-    ),
-    Panel(
-        "layer_directions",
-        "Layers",
-        "Share of the directions",
-        "linear",
-        "Share of the directions of each WeightNorm layer in the kernel's trace.",
-        detail=True,
-    ),
-    Panel(
-        "layer_lengths",
-        "Layers",
-        "Share of the lengths",
-        "linear",
-        "Share of the lengths of each WeightNorm layer in the kernel's trace.",
-        detail=True,
-    ),
-    Panel(
-        "layer_epsilon",
-        "Layers",
-        "ε_N of each BatchNorm",
-        "log",
-        "max 1/N over the features of each layer, from its running statistics: large where a feature hardly varies.",
     ),
     Panel(
         "epsilon",

@@ -1,4 +1,4 @@
-"""Readings of the sections Generalization, Layers and BatchNorm."""
+"""Readings of the sections Generalization and BatchNorm."""
 
 import math
 from collections.abc import Callable
@@ -60,25 +60,6 @@ def _rademacher(history: History) -> Reading | None:
     )
 
 
-class _Layers:
-    """Name the layer with the largest or smallest last value."""
-
-    def __init__(self, quantity: str, words: str, *, smallest: bool = False) -> None:
-        self._start, self._words, self._smallest = f"layers/{quantity}__", words, smallest
-
-    def __call__(self, history: History) -> Reading | None:
-        names = [name for name in history.names() if name.startswith(self._start)]
-        values = {name.removeprefix(self._start): history.last(name) for name in names}
-        known = {layer: value for layer, value in values.items() if math.isfinite(value)}
-        if not known:
-            return None
-        layer = (min if self._smallest else max)(known, key=known.__getitem__)
-        finding = f"{layer} has the {self._words}."
-        if len(known) == 1:
-            return Reading("There is one layer.", f"{layer} is the only such layer: {number(known[layer])}.")
-        return Reading(finding, f"{layer} has the {self._words} of {len(known)} layers, {number(known[layer])}.")
-
-
 def _epsilon(history: History) -> Reading | None:
     series = history.series("batchnorm_epsilon")
     if not series:
@@ -123,11 +104,6 @@ READINGS: dict[str, Callable[[History], Reading | None]] = {
     "gap": _gap,
     "population": _new_samples,
     "rademacher": _rademacher,
-    "layer_norms": _Layers("weight_norm", "smallest weight vector", smallest=True),
-    "layer_shares": _Layers("ntk_share", "largest share of the kernel"),
-    "layer_directions": _Layers("ntk_direction_share", "largest share of directions"),
-    "layer_lengths": _Layers("ntk_length_share", "largest share of lengths"),
-    "layer_epsilon": _Layers("batchnorm_epsilon", "largest ε_N"),
     "epsilon": _epsilon,
     "margins": _margins,
     "distance_u": _Way("u"),
