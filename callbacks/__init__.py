@@ -22,6 +22,7 @@ from lightning_normtheory.callbacks.batchnorm_theory import BatchNormTheory
 from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCertificate
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalue
+from lightning_normtheory.callbacks.hessian_trace import HessianTrace
 from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNorm
 from lightning_normtheory.callbacks.norm_theory import NormTheory
@@ -34,6 +35,7 @@ __all__ = [
     "ConvergenceCertificate",
     "DiagnosticCallback",
     "HessianTopEigenvalue",
+    "HessianTrace",
     "MinWeightNorm",
     "NTKLeastEigenvalue",
     "NormTheory",

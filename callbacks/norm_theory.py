@@ -7,6 +7,7 @@ from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCe
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalueDiagnostic, hessian_settings
+from lightning_normtheory.callbacks.hessian_trace import HessianTraceDiagnostic
 from lightning_normtheory.callbacks.measurement.function import BatchFunction
 from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
@@ -33,6 +34,8 @@ class NormTheory(DiagnosticCallback):
         hessian_tol: the relative residual at which it stops.
         max_hvps: the largest number of Hessian-vector products.
         memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it again for each.
+        trace_hvps: the number of Hessian-vector products for the trace of the Hessian, as in `HessianTrace`; 0: not
+            measured.
         ntk_samples: the number of samples of the probe for the tangent kernel, as in `NTKLeastEigenvalue`.
         ntk_outputs: the kernel of all outputs, ``"full"``, its average ``"trace"``, or that of their ``"sum"``.
         delta: the probability that the generalization bound fails, as in `RademacherBound`.
@@ -62,6 +65,7 @@ class NormTheory(DiagnosticCallback):
         hessian_tol: float = 1e-2,
         max_hvps: int = 100,
         memory: Memory = "high",
+        trace_hvps: int = 0,
         ntk_samples: int = 128,
         ntk_outputs: Outputs = "trace",
         delta: float = 0.05,
@@ -74,6 +78,7 @@ class NormTheory(DiagnosticCallback):
             "max_hvps": max_hvps,
             "memory": memory,
         }
+        self.trace_hvps = trace_hvps
         self._ntk: dict[str, Any] = {"samples": ntk_samples, "outputs": ntk_outputs}
         self._rademacher: dict[str, Any] = {"delta": delta, "x_norm": x_norm}
         super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
@@ -83,6 +88,7 @@ class NormTheory(DiagnosticCallback):
             MinWeightNormDiagnostic(),
             RSCRatioDiagnostic(),
             HessianTopEigenvalueDiagnostic(**self._hessian),
+            *([HessianTraceDiagnostic(self.trace_hvps, memory=self._hessian["memory"])] if self.trace_hvps else []),
             NTKLeastEigenvalueDiagnostic(**self._ntk),
             BatchNormTheoryDiagnostic(),
             RademacherBoundDiagnostic(**self._rademacher),
@@ -90,4 +96,10 @@ class NormTheory(DiagnosticCallback):
         ]
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **hessian_settings(self._hessian), **ntk_settings(self._ntk), **self._rademacher}
+        return {
+            **super().settings(),
+            **hessian_settings(self._hessian),
+            "trace_hvps": self.trace_hvps,
+            **ntk_settings(self._ntk),
+            **self._rademacher,
+        }

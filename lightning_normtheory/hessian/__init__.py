@@ -2,6 +2,7 @@
 
 * ``operator``: Hessian-vector products of a loss (`hessian_vector_product`, `hessian_operator`).
 * ``eigenvalues``: leading eigenpairs of the loss's Hessian (`hessian_top_eigenvalue`, `hessian_eigenpairs`).
+* ``trace``: the trace of the loss's Hessian with its standard error (`hessian_trace`).
 * ``predictor``: ‖∇²f‖ of the model's output for each sample (`predictor_hessian_norm`).
 * ``edge_of_stability``: 2/η and the stability limit of SGD for each parameter group.
 """

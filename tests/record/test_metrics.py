@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory import callbacks
-from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, batchnorm_theory
+from lightning_normtheory.callbacks import HessianTopEigenvalue, HessianTrace, NormTheory, batchnorm_theory
 from lightning_normtheory.record.metrics import METRICS, MetricInfo, find_metric
 from lightning_normtheory.view.panels import PANELS, SECTIONS
 
@@ -82,8 +82,8 @@ def wide_enough():
 
 
 def all_with_predictor(module, train, validation=None, **options):
-    both = [NormTheory(on_error="raise", **options), HessianTopEigenvalue(predictor_samples=4, on_error="raise")]
-    return fit(both, module, train, validation)
+    more = [HessianTopEigenvalue(predictor_samples=4, on_error="raise"), HessianTrace(layers=True, on_error="raise")]
+    return fit([NormTheory(on_error="raise", **options), *more], module, train, validation)
 
 
 CASES = {

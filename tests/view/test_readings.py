@@ -156,6 +156,24 @@ def test_two_over_eta_is_no_limit_of_adam():
             "note",
         ),
         (
+            "trace",
+            {"hessian_trace": [9.0, 1.0], "hessian_trace_error": [0.1, 0.5]},
+            "The trace of the Hessian is zero within its error.",
+            "note",
+        ),
+        (
+            "trace",
+            {"hessian_trace": [-2.0], "hessian_trace_error": [0.5]},
+            "Negative curvature outweighs positive: the trace of the Hessian is negative.",
+            "note",
+        ),
+        (
+            "trace",
+            {"hessian_trace": [8.0], "hessian_trace_error": [0.5], "hessian_lambda_max": [2.0]},
+            "The trace of the Hessian is positive.",
+            "note",
+        ),
+        (
             "mean_gradient",
             {"mean_predictor_grad_norm_sq": [1.0], "rsc_threshold": [0.5]},
             "‖ḡ‖² is above RSC's threshold.",

@@ -1,4 +1,4 @@
-"""Metrics of `HessianTopEigenvalue`."""
+"""Metrics of `HessianTopEigenvalue` and `HessianTrace`."""
 
 from functools import partial
 
@@ -9,6 +9,7 @@ _limit = partial(_metric, panel="sharpness", role="limit", extreme="min")
 _distance = partial(_metric, panel="edge_distance", extreme="min")
 _residual = partial(_metric, panel="residuals", extreme="max")
 _converged = partial(_metric, panel="converged", kind="flag", extreme="min")
+_trace = partial(MetricInfo, callback="HessianTrace", panel="trace")
 
 METRICS = (
     _metric(
@@ -58,4 +59,10 @@ METRICS = (
     ),
     _residual("predictor_hessian_norm_residual", "residual of ‖∇²f‖", "lower bound of the error of ‖∇²f‖"),
     _converged("predictor_hessian_norm_converged", "‖∇²f‖ converged", "1 if that residual is within the tolerance"),
+    _trace("hessian_trace", "tr(∇²L)", "trace of the loss Hessian, estimated", extreme="max", row="tr(∇²L)"),
+    _trace("hessian_trace_error", "standard error of tr(∇²L)", "standard error of the trace", extreme="max"),
+    _trace("hessian_trace_hvps", "products, trace", "number of products for the trace", panel="hvps", kind="count"),
+    _trace("hessian_trace_seconds", "trace", "seconds spent on the trace", panel="cost", kind="seconds", extreme="max"),
+    _trace("layers/hessian_trace__*", "tr", "trace of the layer's block of the Hessian", panel="layer_traces"),
+    _trace("layers/hessian_trace_error__*", "error", "standard error of that trace", panel="layer_trace_errors"),
 )

@@ -22,6 +22,14 @@ PANELS = (
         detail=True,
     ),
     Panel(
+        "trace",
+        "Curvature",
+        "Trace of the Hessian",
+        "linear",
+        "The sum of all eigenvalues of the loss Hessian, estimated with its standard error. Divided by the number of "
+        "parameters, it is the mean curvature over all directions.",
+    ),
+    Panel(
         "predictor",
         "Curvature",
         "Hessian of the predictor and its bounds",
@@ -55,7 +63,7 @@ PANELS = (
     Panel(
         "hvps",
         "Curvature",
-        "Hessian-vector products for λ_max",
+        "Hessian-vector products",
         "linear",
         "Number of products per measurement, each about as expensive as two gradients of the probe.",
         detail=True,
@@ -172,5 +180,20 @@ PANELS = (
         "ε_N of each BatchNorm",
         "log",
         "max 1/N over the features of each layer, from its running statistics: large where a feature hardly varies.",
+    ),
+    Panel(
+        "layer_traces",
+        "Layers",
+        "Trace of each layer's Hessian",
+        "linear",
+        "Trace of each layer's diagonal block of the loss Hessian, with HessianTrace(layers=True).",
+    ),
+    Panel(
+        "layer_trace_errors",
+        "Layers",
+        "Standard errors of the traces",
+        "log",
+        "Standard error of each layer's trace.",
+        detail=True,
     ),
 )

@@ -51,6 +51,23 @@ def _against(both: dict[int, tuple[float, float]], symbol: str) -> Reading:
     return Reading(f"λ_max has stayed below {symbol}.", text, "good")
 
 
+def _trace(history: History) -> Reading | None:
+    now = history.latest("hessian_trace", "hessian_trace_error")
+    value, error = now.get("hessian_trace", math.nan), now.get("hessian_trace_error", math.nan)
+    if math.isnan(value) or math.isnan(error):
+        return None
+    text = f"tr(∇²L) is {number(value)} ± {number(error)} (standard error)."
+    if abs(value) <= 3 * error:
+        text += " Raise hvps for a smaller error."
+        return Reading("The trace of the Hessian is zero within its error.", text)
+    if value < 0:
+        return Reading("Negative curvature outweighs positive: the trace of the Hessian is negative.", text)
+    top = now.get("hessian_lambda_max", math.nan)
+    if top > 0:
+        text += f" λ_max alone is {percent(top / value)} of it."
+    return Reading("The trace of the Hessian is positive.", text)
+
+
 def _predictor(history: History) -> Reading | None:
     bounds, measured = ("certificate_hessian_bound", "wn_hessian_bound"), "predictor_hessian_norm"
     name = next((name for name in bounds if history.latest(name, measured)), None)
@@ -191,6 +208,7 @@ class _Layers:
 
 READINGS: dict[str, Callable[[History], Reading | None]] = {
     "sharpness": _sharpness,
+    "trace": _trace,
     "predictor": _predictor,
     "kernel": _least_eigenvalue,
     "shares": _shares,
@@ -202,5 +220,7 @@ READINGS: dict[str, Callable[[History], Reading | None]] = {
     "layer_shares": _Layers("ntk_share", "largest share of the kernel"),
     "layer_directions": _Layers("ntk_direction_share", "largest share of directions"),
     "layer_lengths": _Layers("ntk_length_share", "largest share of lengths"),
+    "layer_traces": _Layers("hessian_trace", "largest trace"),
+    "layer_trace_errors": _Layers("hessian_trace_error", "largest standard error of a trace"),
     "layer_epsilon": _Layers("batchnorm_epsilon", "largest ε_N"),
 }

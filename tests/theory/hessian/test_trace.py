@@ -34,7 +34,7 @@ def estimates():
     found = []
     dense = {}
     for seed in range(200):
-        name, loss, train = CASES[seed % len(CASES)]
+        name, loss, train = CASES[seed % len(CASES)].values
         model, batches = prepared(name, train), batches_of(MODELS[name], loss)
         if (name, loss, train) not in dense:
             dense[name, loss, train] = dense_blocks(model, assembled(model, LOSSES[loss], batches))
