@@ -26,7 +26,7 @@ THEORY = {"torch"}
 OUTSIDE = {
     "lightning_normtheory": THEORY,
     "lightning_normtheory.record": {"yaml"},
-    "lightning_normtheory.view": {"rich", "wandb", "wandb_workspaces", "yaml"},
+    "lightning_normtheory.view": {"jinja2", "rich", "wandb", "wandb_workspaces", "yaml"},
     "lightning_normtheory.callbacks": {"torch", "pytorch_lightning", "torchmetrics"},
     "lightning_normtheory.recipes": {
         *("torch", "pytorch_lightning", "torchvision", "numpy", "PIL"),

@@ -1,71 +1,44 @@
-"""The last sections of a report: theorems, settings and glossary."""
+"""Collect the theorems, settings and files of the runs for the last sections of the report."""
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from lightning_normtheory.record.grouping import named
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.theorem_status import TheoremStatus, Verdict
-from lightning_normtheory.view.glossary import GLOSSARY
-from lightning_normtheory.view.html.markup import Html, element, joined
-from lightning_normtheory.view.html.panels import Runs, listed, span
+from lightning_normtheory.record.theorem_status import TheoremStatus
+from lightning_normtheory.view.html.panels import Runs, format_range, join_names
 
-__all__ = ["glossary", "measured_how", "theorem_tables"]
+__all__ = ["describe_files", "settings_groups", "theorem_tables"]
 
-_SIGNS: dict[Verdict, str] = {"applies": "✓", "generalized": "≈", "does not apply": "✗"}
-_TITLES = ("theorem", "for this network", "because")
-# A number such as 0.62, which is not part of a layer's name.
+# A number such as 0.62 that is not part of a layer's name.
 _MEASURED = re.compile(r"(?<![\w.])\d+\.\d+\b")
-_GENERALIZED = (
-    "Generalized: an assumption of the theorem fails, the one that is named, and the bound in this report is a form of "
-    "it that does not need it."
-)
 
 
-def theorem_tables(runs: Runs) -> Html:
-    """Return a table for each group of runs whose verdicts differ only in measured numbers; empty without verdicts."""
-    known = [(name, history) for name, history in runs if history.theorems]
-    groups = _together(known, lambda history: _unmeasured(history.theorems))
-    tables = []
-    for group in groups:
-        rows = zip(*(history.theorems for _, history in group))
-        table = element(
-            "table",
-            *([element("caption", listed([name for name, _ in group], most=8))] if len(groups) > 1 else []),
-            element("thead", element("tr", *(element("th", text, scope="col") for text in _TITLES))),
-            element("tbody", *map(_theorem_row, rows)),
-            class_="theorems",
-        )
-        tables.append(element("div", table, class_="scroll"))
-    return joined([*tables, element("p", _GENERALIZED, class_="about")]) if tables else Html("")
+def theorem_tables(runs: Runs) -> list[dict[str, Any]]:
+    """Return a table for each group of runs whose verdicts differ only in measured numbers."""
+    groups = _group_by([run for run in runs if run[1].theorems], lambda history: _without_numbers(history.theorems))
+    return [
+        {
+            "runs": _group_title(group, groups),
+            "rows": [_theorem_row(column) for column in zip(*(history.theorems for _, history in group))],
+        }
+        for group in groups
+    ]
 
 
-def glossary() -> Html:
-    """Return the terms, symbols and papers, behind a click."""
-    terms = [part for term, meaning in GLOSSARY for part in (element("dt", term), element("dd", meaning))]
-    summary = element("summary", f"Papers, terms and symbols ({len(GLOSSARY)})")
-    return element("details", summary, element("dl", *terms, class_="papers"), class_="more")
-
-
-def _unmeasured(theorems: Iterable[TheoremStatus]) -> tuple[Hashable, ...]:
-    """What is the same for two runs of one network: all but the numbers with a decimal point."""
+def _without_numbers(theorems: Iterable[TheoremStatus]) -> tuple[Hashable, ...]:
+    """Remove measured numbers, so that two runs of one network compare equal."""
     return tuple(
         (status.theorem, status.verdict, tuple(_MEASURED.sub("", reason) for reason in status.reasons))
         for status in theorems
     )
 
 
-def _theorem_row(alike: Sequence[TheoremStatus]) -> Html:
-    """A theorem and what several runs, of which the same is true, say about it."""
-    theorem, verdict, _ = alike[0]
-    reasons = [element("li", _merged(those)) for those in zip(*(status.reasons for status in alike))]
-    return element(
-        "tr",
-        element("th", theorem, scope="row"),
-        element("td", f"{_SIGNS.get(verdict, '')} {verdict}", class_=f"verdict {verdict.replace(' ', '-')}"),
-        element("td", element("ul", *reasons) if reasons else "–"),
-    )
+def _theorem_row(statuses: Sequence[TheoremStatus]) -> tuple[str, str, list[str]]:
+    """Merge the statuses of one theorem in several runs that differ only in measured numbers."""
+    theorem, verdict, _ = statuses[0]
+    return theorem, verdict, [_merged(reasons) for reasons in zip(*(status.reasons for status in statuses))]
 
 
 def _merged(reasons: Sequence[str]) -> str:
@@ -76,45 +49,36 @@ def _merged(reasons: Sequence[str]) -> str:
     """
     if len(set(reasons)) == 1:
         return reasons[0]
-    spans = [span(list(map(float, values))) for values in zip(*map(_MEASURED.findall, reasons))]
-    return _MEASURED.sub(lambda _: spans.pop(0), reasons[0])
+    ranges = [format_range(list(map(float, values))) for values in zip(*map(_MEASURED.findall, reasons))]
+    return _MEASURED.sub(lambda _: ranges.pop(0), reasons[0])
 
 
-def measured_how(runs: Runs) -> Html:
-    """Return settings, versions and files; runs with equal settings share a block."""
+def settings_groups(runs: Runs) -> list[dict[str, Any]]:
+    """Return tables of settings and versions; runs with equal ones share them."""
 
-    def key(history: History) -> tuple[Hashable, ...]:
-        settings = tuple(tuple((name, named(value)) for name, value in of.items()) for of in history.settings)
-        return settings, tuple(history.versions.items())
+    def tables(history: History) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+        captioned = [(str(of.get("callback", "settings")), of) for of in history.settings]
+        return tuple(
+            (caption, tuple((name, named(value)) for name, value in pairs.items() if name != "callback"))
+            for caption, pairs in [*captioned, ("versions", history.versions)]
+        )
 
-    blocks = []
-    groups = _together(runs, key)
-    for group in groups:
-        one = group[0][1]
-        heading = [element("h3", listed([name for name, _ in group], most=8))] if len(groups) > 1 else []
-        tables = [_pairs(str(of.get("callback", "settings")), of) for of in one.settings]
-        blocks.append(element("div", *heading, *tables, _pairs("versions", one.versions), class_="how"))
-    # The names of its last folders, not where on somebody's machine these are.
-    several = len(runs) > 1
-    files = [
-        element("li", f"{name}: " if several else "", element("code", f"{history.run}/{history.path.name}"))
-        for name, history in runs
-    ]
-    return joined([*blocks, element("h3", "Files" if several else "File"), element("ul", *files)])
+    groups = _group_by(runs, tables)
+    return [{"runs": _group_title(group, groups), "tables": tables(group[0][1])} for group in groups]
 
 
-def _pairs(caption: str, pairs: Mapping[str, Any]) -> Html:
-    rows = [
-        element("tr", element("th", name, scope="row"), element("td", named(value)))
-        for name, value in pairs.items()
-        if name != "callback"
-    ]
-    return element("table", element("caption", caption), *rows, class_="pairs")
+def describe_files(runs: Runs) -> list[tuple[str, str]]:
+    """Return the name and the file of each run, without the folders of the machine."""
+    return [(name, f"{history.run}/{history.path.name}") for name, history in runs]
 
 
-def _together(runs: Runs, key: Callable[[History], Hashable]) -> list[Runs]:
-    """The runs of which a key is the same."""
+def _group_by(runs: Runs, key: Callable[[History], Hashable]) -> list[Runs]:
     found: dict[Hashable, list[tuple[str, History]]] = {}
     for name, history in runs:
         found.setdefault(key(history), []).append((name, history))
     return list(found.values())
+
+
+def _group_title(group: Runs, groups: Sequence[Runs]) -> str:
+    """Name the runs of a group; empty if it is the only one."""
+    return join_names([name for name, _ in group], most=8) if len(groups) > 1 else ""

@@ -1,9 +1,7 @@
-"""The plots of a report and their numbers as JSON, exactly those of the file."""
+"""Collect the plots of the report and their numbers, exactly those of the file."""
 
-import json
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -11,12 +9,12 @@ from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import Role, find_metric
 from lightning_normtheory.view.panels import PANELS, Line, Panel
 
-__all__ = ["Curve", "Plot", "color", "embedded", "own_plots", "plots"]
+__all__ = ["Curve", "Plot", "color", "page_data", "panel_plots", "user_plots"]
 
 USERS = "users/"
 _LAYERS = "layers/"
-# As many as page.css has: of colors that are as different as can be, of shades, and of each kind of dashes.
-_COLOURS, _SHADES, _DASHES = 8, 16, 3
+# Numbers of distinct colors, of shades, and of dashes for each kind of line in page.css.
+_COLORS, _SHADES, _DASHES = 8, 16, 3
 
 
 class Curve(NamedTuple):
@@ -26,8 +24,8 @@ class Curve(NamedTuple):
         key: the name that `History.series` takes.
         label: short, for the legend.
         meaning: a phrase.
-        dashes: the class of its dashes.
-        color: the class of its color; empty where the run's counts.
+        dashes: CSS class of the dashes.
+        color: CSS class of the color; empty if the line has the color of its run.
     """
 
     key: str
@@ -38,10 +36,10 @@ class Curve(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """A panel with the curves that there are.
+    """A panel and the curves that have data.
 
     Attributes:
-        layers: whether each curve is a layer: then the page shows one run at a time.
+        layers: whether each curve is a layer; the page then shows one run at a time.
     """
 
     panel: Panel
@@ -49,14 +47,14 @@ class Plot(NamedTuple):
     layers: bool
 
 
-def plots(histories: Sequence[History]) -> list[Plot]:
-    """Every panel of ours that has data.
+def panel_plots(histories: Sequence[History]) -> list[Plot]:
+    """Return the plots of `PANELS` that have data.
 
     Example:
         >>> from pathlib import Path
         >>> from lightning_normtheory.record.history import Row
         >>> history = History(Path(), "", "", rows=[Row(0, 1, 0.0, {"layers/weight_norm__a": 1.0, "loss": 2.0}, {})])
-        >>> [(plot.panel.title, plot.curves[0].label) for plot in plots([history])]
+        >>> [(plot.panel.title, plot.curves[0].label) for plot in panel_plots([history])]
         [('Loss on the probe', 'L'), ('Smallest weight norm of each layer', 'a')]
     """
     names = list(dict.fromkeys(name for history in histories for name in history.names()))
@@ -69,26 +67,26 @@ def plots(histories: Sequence[History]) -> list[Plot]:
     return found
 
 
-def own_plots(histories: Sequence[History]) -> list[Plot]:
-    """What the runs logged themselves: all losses in one panel, every other metric in its own.
+def user_plots(histories: Sequence[History]) -> list[Plot]:
+    """Return the plots of what the training scripts logged: all losses in one, every other metric in its own.
 
     Example:
         >>> from pathlib import Path
         >>> from lightning_normtheory.record.history import Row
         >>> row = Row(0, 1, 0.0, {}, {"val_acc": 0.5, "train_loss": 1.0, "val_loss": 2.0})
-        >>> [(plot.panel.title, len(plot.curves)) for plot in own_plots([History(Path(), "", "", rows=[row])])]
+        >>> [(plot.panel.title, len(plot.curves)) for plot in user_plots([History(Path(), "", "", rows=[row])])]
         [("The run's own losses", 2), ('val_acc', 1)]
     """
     names = sorted({name for history in histories for row in history.rows for name in row.users})
     losses = [name for name in names if "loss" in name.lower()]
     about = "As the run logged it."
-    panels = [_own_panel("The run's own losses", losses, "log", "As the run logged them.")] if losses else []
-    panels += [_own_panel(name, [name], "linear", about) for name in names if name not in losses]
+    panels = [_user_panel("The run's own losses", losses, "log", "As the run logged them.")] if losses else []
+    panels += [_user_panel(name, [name], "linear", about) for name in names if name not in losses]
     several = len(histories) > 1
     return [_plot(panel, [(line.metric, line.role) for line in panel.lines], several) for panel in panels]
 
 
-def _own_panel(title: str, names: Iterable[str], scale: Any, about: str) -> Panel:
+def _user_panel(title: str, names: Iterable[str], scale: Any, about: str) -> Panel:
     return Panel("", "Overview", title, scale, about, lines=tuple(Line(USERS + name) for name in names))
 
 
@@ -99,7 +97,7 @@ def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plo
     curves = []
     for i, (name, role) in enumerate(lines):
         kind = kinds.get(role, role)
-        # Only where colors tell runs apart must dashes tell apart two lines of one kind.
+        # If colors distinguish runs, dashes must distinguish lines of one kind.
         variant = next(counters[kind]) % _DASHES if several and not layers else 0
         own = color(i, len(lines)) if layers or not several else ""
         curves.append(Curve(name, _label(name), find_metric(name).meaning, f"{kind}-{variant}", own))
@@ -120,29 +118,30 @@ def _label(name: str) -> str:
 
 
 def color(i: int, of: int) -> str:
-    """The class of the i-th color of so many: as different as can be, or shades in order where they are too many.
+    """Return the CSS class of the i-th of several colors: distinct ones, or shades in order if there are too many.
 
     Example:
         >>> color(1, 3), color(0, 20), color(19, 20)
         ('c1', 's0', 's15')
     """
-    return f"c{i}" if of <= _COLOURS else f"s{i * (_SHADES - 1) // (of - 1)}"
+    return f"c{i}" if of <= _COLORS else f"s{i * (_SHADES - 1) // (of - 1)}"
 
 
-def embedded(runs: Sequence[tuple[str, History]], shown: Sequence[Plot]) -> str:
-    """All numbers as JSON that can stand in a script element.
+def page_data(runs: Sequence[tuple[str, History]], plots: Sequence[Plot]) -> dict[str, Any]:
+    """Return all numbers for the script of the page.
 
-    A number is written as its shortest text that reads back as the same double; what is not finite is a string; an
-    epoch without the metric has ``null``. Runs with the same epochs share them.
+    A value that is not finite is a string, which JSON can hold; an epoch without the metric has ``None``. Runs with the
+    same epochs share them.
 
     Example:
         >>> from pathlib import Path
         >>> from lightning_normtheory.record.history import Row
-        >>> history = History(Path(), "", "", rows=[Row(4, 1, 0.0, {"loss": 0.1}, {})])
-        >>> embedded([("<b>", history)], plots([history]))[:94]
-        '{"epochs":[[4]],"runs":[{"name":"\\\\u003cb>","color":"c0","epochs":0,"series":{"loss":[0.1]}}],"'
+        >>> history = History(Path(), "", "", rows=[Row(4, 1, 0.0, {"loss": float("inf")}, {})])
+        >>> data = page_data([("demo", history)], panel_plots([history]))
+        >>> data["epochs"], data["runs"]
+        ([(4,)], [{'name': 'demo', 'color': 'c0', 'epochs': 0, 'series': {'loss': ['inf']}}])
     """
-    keys = list(dict.fromkeys(curve.key for plot in shown for curve in plot.curves))
+    keys = list(dict.fromkeys(curve.key for plot in plots for curve in plot.curves))
     epochs: dict[tuple[int, ...], int] = {}
     written = []
     for i, (name, history) in enumerate(runs):
@@ -156,19 +155,14 @@ def embedded(runs: Sequence[tuple[str, History]], shown: Sequence[Plot]) -> str:
                 "series": {key: [_strict(found.get(epoch)) for epoch in own] for key, found in values.items()},
             }
         )
-    content: Mapping[str, Any] = {
-        "epochs": list(epochs),
-        "runs": written,
-        "plots": [_described(plot) for plot in shown],
-    }
-    return re.sub("<", r"\\u003c", json.dumps(content, allow_nan=False, separators=(",", ":")))
+    return {"epochs": list(epochs), "runs": written, "plots": [_plot_data(plot) for plot in plots]}
 
 
 def _strict(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def _described(plot: Plot) -> Mapping[str, Any]:
+def _plot_data(plot: Plot) -> dict[str, Any]:
     curves = [
         {"key": curve.key, "label": curve.label, "dashes": curve.dashes, "color": curve.color} for curve in plot.curves
     ]

@@ -1,4 +1,4 @@
-"""The head of a report: facts about the runs, and the cards of the five main metrics."""
+"""Collect the head of the report: facts about the runs, and the cards of the main metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -6,10 +6,8 @@ from typing import Any
 
 from lightning_normtheory.record.grouping import named
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.metrics import find_metric
-from lightning_normtheory.view.html.data import Plot
-from lightning_normtheory.view.html.markup import Html, element
-from lightning_normtheory.view.html.panels import Runs, findings, mood_mark, said_of, span
+from lightning_normtheory.record.metrics import MetricInfo, find_metric
+from lightning_normtheory.view.html.panels import PanelContent, Runs, findings, format_range, summarize
 from lightning_normtheory.view.panels import HEADLINES
 
 __all__ = ["cards", "facts", "title"]
@@ -31,35 +29,33 @@ def title(runs: Runs) -> str:
     return ", ".join(filter(None, [projects.pop() if len(projects) == 1 else "", f"{len(runs)} runs"]))
 
 
-def facts(runs: Runs) -> Html:
-    """Return when, on which samples and for how many epochs was measured."""
+def facts(runs: Runs) -> dict[str, str]:
+    """Return when, on which samples and for how many epochs the runs were measured."""
     histories = [history for _, history in runs]
-    times = [row.time for history in histories for row in history.rows]
     settings = [of for history in histories for of in history.settings]
-    lengths = [len(history.rows) for history in histories]
+    epochs = format_range([float(len(history.rows)) for history in histories])
     pairs = {
-        "measured": _when(times),
-        "epochs": span([float(length) for length in lengths]) + (" each" if len(runs) > 1 else "") + _of(histories),
+        "measured": _period([row.time for history in histories for row in history.rows]),
+        "epochs": epochs + (" each" if len(runs) > 1 else "") + _planned(histories),
         "samples": _values(settings, "probe"),
         "loss": _values(settings, "loss"),
         "BatchNorm": _values(settings, "batch_stats"),
         "optimizer": ", ".join(dict.fromkeys(name for history in histories for name in history.optimizers)),
     }
-    parts = [element("div", element("dt", name), element("dd", value)) for name, value in pairs.items() if value]
-    return element("dl", *parts, class_="facts")
+    return {name: value for name, value in pairs.items() if value}
 
 
-def _of(histories: Sequence[History]) -> str:
-    """How many epochs the runs were to have, where their last measured one is not the last: killed, or not yet done."""
-    wanted = {
+def _planned(histories: Sequence[History]) -> str:
+    """Return the planned number of epochs of runs that were killed or are not done yet."""
+    planned = {
         history.max_epochs
         for history in histories
         if history.max_epochs and history.rows and history.rows[-1].epoch + 1 < history.max_epochs
     }
-    return f", so far, of {span([float(number) for number in wanted])}" if wanted else ""
+    return f", so far, of {format_range([float(epochs) for epochs in planned])}" if planned else ""
 
 
-def _when(times: Sequence[float]) -> str:
+def _period(times: Sequence[float]) -> str:
     if not times:
         return "no epoch yet"
     first, last = (datetime.fromtimestamp(moment).astimezone() for moment in (min(times), max(times)))
@@ -73,36 +69,20 @@ def _values(settings: Iterable[Mapping[str, Any]], key: str) -> str:
     return ", ".join(dict.fromkeys(named(of[key]) for of in settings if of.get(key) is not None))
 
 
-def cards(shown: Sequence[Plot], runs: Runs) -> Html:
-    """The five numbers: the last value, a place for a small plot, and the reading."""
-    found = []
-    for key in HEADLINES:
-        for position, plot in enumerate(shown):
-            if plot.panel.key == find_metric(key).panel and any(curve.key == key for curve in plot.curves):
-                found.append(_card(key, position, plot, runs))
-    return element("div", *found, class_="cards") if found else Html("")
-
-
-def _card(key: str, position: int, plot: Plot, runs: Runs) -> Html:
-    lasts = [list(values.values())[-1] for _, history in runs if (values := history.series(key))]
-    read = findings(plot.panel, runs)[:2]
-    lines = [
-        element(
-            "p",
-            mood_mark(one.mood),
-            said_of(one, len(runs), which=False) if len(runs) > 1 else one.sentence,
-            class_=f"reading {one.mood}",
-        )
-        for one in read
+def cards(panels: Sequence[PanelContent], runs: Runs) -> list[dict[str, Any]]:
+    """Return the main metrics: the last value, the position of the plot, and two readings."""
+    return [
+        _card(metric, one, runs)
+        for metric in map(find_metric, HEADLINES)
+        for one in panels
+        if one.panel.key == metric.panel and any(curve.key == metric.name for curve in one.curves)
     ]
-    metric = find_metric(key)
-    return element(
-        "a",
-        element("span", metric.symbol, class_="symbol"),
-        element("span", span(lasts), class_="value"),
-        element("span", class_="spark", data_key=key, data_plot=str(position), aria_hidden="true"),
-        element("span", metric.meaning, class_="meaning"),
-        *lines,
-        class_="card several" if len(runs) > 1 else "card",
-        href=f"#panel-{position}",
-    )
+
+
+def _card(metric: MetricInfo, one: PanelContent, runs: Runs) -> dict[str, Any]:
+    lasts = [list(values.values())[-1] for _, history in runs if (values := history.series(metric.name))]
+    readings = [
+        (found.mood, summarize(found, len(runs), with_names=False) if len(runs) > 1 else found.sentence)
+        for found in findings(one.panel, runs)[:2]
+    ]
+    return {"metric": metric, "value": format_range(lasts), "position": one.position, "readings": readings}

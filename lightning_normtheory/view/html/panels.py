@@ -1,33 +1,52 @@
-"""The HTML of a panel: readings, legend, alternative text and numbers."""
+"""Describe the panels of the report: readings, alternative text, first and last values."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.view.html.data import Curve, Plot
-from lightning_normtheory.view.html.markup import Html, element, joined, number
 from lightning_normtheory.view.panels import Panel
 from lightning_normtheory.view.readings import Severity, read_panel
 
-__all__ = ["Finding", "findings", "listed", "mood_mark", "panel_html", "said_of", "span"]
+__all__ = ["Finding", "PanelContent", "Runs", "describe_panel", "findings", "format_range", "join_names", "summarize"]
 
 Runs = Sequence[tuple[str, History]]
 
-_MARKS: dict[Severity, tuple[str, str]] = {"good": ("✓", "good: "), "note": ("•", ""), "bad": ("▲", "take note: ")}
-_KEYS = "Left and right arrow move along the epochs, plus and minus zoom, L changes the axis, Escape resets."
-
 
 class Finding(NamedTuple):
-    """What was found in several runs.
+    """A reading that several runs share.
 
     Attributes:
         sentence: without numbers.
-        texts: by the name of each run, with the numbers.
+        texts: with numbers, by the name of the run.
     """
 
     sentence: str
     mood: Severity
     texts: dict[str, str]
+
+
+class PanelContent(NamedTuple):
+    """A panel for the template.
+
+    Attributes:
+        position: of its plot in the data of the page.
+        readings: severity and text.
+        by_run: the reading of each run, if there are several.
+        choices: the runs of which the layers can be shown, by index; empty if nothing is to choose.
+        alternative: the text for those who cannot see the plot.
+        ends: the cells of a table of first and last values, for a browser without JavaScript.
+    """
+
+    position: int
+    panel: Panel
+    curves: tuple[Curve, ...]
+    readings: list[tuple[Severity, str]]
+    by_run: dict[str, str]
+    choices: dict[int, str]
+    alternative: str
+    ends: list[list[str]]
 
 
 def findings(panel: Panel, runs: Runs) -> list[Finding]:
@@ -41,128 +60,62 @@ def findings(panel: Panel, runs: Runs) -> list[Finding]:
     return [Finding(sentence, mood, texts) for (sentence, mood), texts in ordered]
 
 
-def said_of(finding: Finding, runs: int, *, which: bool = True) -> str:
-    """A finding and the runs that it is about.
+def summarize(finding: Finding, runs: int, *, with_names: bool = True) -> str:
+    """Say in how many of the runs something was found.
 
     Example:
-        >>> said_of(Finding("R falls.", "note", {"a": "", "b": ""}), 20)
+        >>> summarize(Finding("R falls.", "note", {"a": "", "b": ""}), 20)
         'In 2 of 20 runs: R falls (a, b).'
-        >>> said_of(Finding("R falls.", "note", {"a": "", "b": ""}), 2)
+        >>> summarize(Finding("R falls.", "note", {"a": "", "b": ""}), 2)
         'In both runs: R falls.'
     """
     count = len(finding.texts)
     if count == runs:
         return f"In {'both' if runs == 2 else f'all {runs}'} runs: {finding.sentence}"
-    if not which:
+    if not with_names:
         return f"In {count} of {runs} runs: {finding.sentence}"
-    return f"In {count} of {runs} runs: {finding.sentence.removesuffix('.')} ({listed(list(finding.texts))})."
+    return f"In {count} of {runs} runs: {finding.sentence.removesuffix('.')} ({join_names(list(finding.texts))})."
 
 
-def listed(names: Sequence[str], most: int = 4) -> str:
+def join_names(names: Sequence[str], most: int = 4) -> str:
     """
     Example:
-        >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], most=2)
+        >>> join_names(["a", "b", "c"]), join_names(["a", "b", "c"], most=2)
         ('a, b, c', 'a, b and 1 more')
     """
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def panel_html(plot: Plot, position: int, runs: Runs, *, read: bool = True) -> Html:
-    """A panel, with an empty place where the page draws the plot of this position among its data.
-
-    Args:
-        read: whether it is one of ours, which can be read aloud.
-    """
-    panel = plot.panel
-    return element(
-        "article",
-        element("header", element("h3", panel.title), _tools(plot)),
-        element("div", _readings(panel, runs) if read else "", _chooser(plot, runs), class_="words"),
-        element(
-            "div",
-            element("div", class_="canvas", role="img", aria_label=_alternative(plot, runs)),
-            class_="plot",
-            tabindex="0",
-            role="application",
-            aria_label=f"Plot: {panel.title}. {_KEYS}",
-        ),
-        element(
-            "div",
-            element("p", class_="hidden-points", hidden=True),
-            element("ul", *(_legend_entry(curve) for curve in plot.curves), class_="legend"),
-            element("p", panel.about, class_="about"),
-            _numbers(panel),
-            element("noscript", _ends_table(plot, runs)),
-        ),
-        class_="panel",
-        id=f"panel-{position}",
-        data_plot=str(position),
+def describe_panel(plot: Plot, position: int, runs: Runs) -> PanelContent:
+    """Collect what the template of a panel needs."""
+    panel, several = plot.panel, len(runs) > 1
+    found = findings(panel, runs) if panel.key else []  # the user's own metrics have no reading
+    texts = {name: text for finding in found for name, text in finding.texts.items()}
+    if several:
+        # The default reading of a panel repeats its description.
+        readings = [(one.mood, summarize(one, len(runs))) for one in found if one.sentence != panel.about]
+    else:
+        readings = [(one.mood, text) for one in found for text in one.texts.values()]
+    choices = {
+        index: name
+        for index, (name, history) in enumerate(runs)
+        if several and plot.layers and any(history.series(curve.key) for curve in plot.curves)
+    }
+    return PanelContent(
+        position,
+        panel,
+        plot.curves,
+        readings,
+        by_run={name: texts[name] for name, _ in runs if several and name in texts},
+        choices=choices,
+        alternative=_alternative(plot, runs),
+        ends=_ends_table(plot, runs),
     )
-
-
-def _numbers(panel: Panel) -> Html:
-    """The place for the table, which scrolls: the keyboard must reach it."""
-    label = f"Numbers: {panel.title}"
-    return element("div", class_="numbers", tabindex="0", role="region", aria_label=label, hidden=True)
-
-
-def _tools(plot: Plot) -> Html:
-    is_log = plot.panel.scale == "log"
-    return element(
-        "div",
-        element("button", "log", type="button", class_="log", aria_pressed=str(is_log).lower(), title="log axis (L)"),
-        element("button", "reset", type="button", class_="reset", disabled=True, title="show all epochs (Escape)"),
-        element("button", "table", type="button", class_="table", aria_expanded="false", title="the numbers"),
-        class_="tools",
-    )
-
-
-def _readings(panel: Panel, runs: Runs) -> Html:
-    found = findings(panel, runs)
-    if len(runs) == 1:
-        return joined(
-            element("p", mood_mark(one.mood), text, class_=f"reading {one.mood}")
-            for one in found
-            for text in one.texts.values()
-        )
-    # A panel without a reading of its own repeats what it is about.
-    grouped = [one for one in found if one.sentence != panel.about]
-    lines = [
-        element("p", mood_mark(one.mood), said_of(one, len(runs)), class_=f"reading {one.mood}") for one in grouped
-    ]
-    texts = {name: text for one in found for name, text in one.texts.items()}
-    terms = [part for name, _ in runs if name in texts for part in (element("dt", name), element("dd", texts[name]))]
-    each = element("details", element("summary", "Each run"), element("dl", *terms), class_="each")
-    return joined([*lines, *([each] if terms else [])])
-
-
-def mood_mark(mood: Severity) -> Html:
-    """A sign, since color alone tells some people nothing; a word, since a sign alone tells others nothing."""
-    sign, word = _MARKS[mood]
-    return joined([element("span", sign, class_="mark", aria_hidden="true"), element("span", word, class_="unseen")])
-
-
-def _chooser(plot: Plot, runs: Runs) -> Html:
-    """Which run's layers are shown."""
-    if not plot.layers or len(runs) == 1:
-        return Html("")
-    options = [
-        element("option", name, value=str(i))
-        for i, (name, history) in enumerate(runs)
-        if any(history.series(curve.key) for curve in plot.curves)
-    ]
-    return element("label", "run ", element("select", *options), class_="chooser")
-
-
-def _legend_entry(curve: Curve) -> Html:
-    line = f'<line class="line {curve.dashes}" x1="1" x2="29" y1="5" y2="5"/>'
-    swatch = element("svg", Html(line), class_=f"swatch {curve.color}", viewBox="0 0 30 10", aria_hidden="true")
-    return element("li", swatch, curve.label, title=curve.meaning or None)
 
 
 def _alternative(plot: Plot, runs: Runs) -> str:
-    """What is plotted, over which epochs, and where it begins and ends."""
+    """Describe a plot in words: its epochs, its axis, and the first and last values of its lines."""
     epochs = [epoch for _, history in runs for curve in plot.curves for epoch in history.series(curve.key)]
     first, last = min(epochs), max(epochs)
     over = f"over the epochs {first} to {last}" if last > first else f"at epoch {first}"
@@ -181,30 +134,40 @@ def _ends(curve: Curve, runs: Runs) -> str:
     """
     found = [list(values.values()) for _, history in runs if (values := history.series(curve.key))]
     of = f" of {len(found)} runs" if len(runs) > 1 else ""
-    start, end = span([values[0] for values in found]), span([values[-1] for values in found])
+    start, end = format_range([values[0] for values in found]), format_range([values[-1] for values in found])
     return f"{curve.label}{of} from {start} to {end}" if max(map(len, found)) > 1 else f"{curve.label}{of} {start}"
 
 
-def span(values: Sequence[float]) -> str:
-    """One number, or the smallest and the largest.
-
-    Example:
-        >>> span([2.0]), span([2.0, 1.0, 4.0]), span([2.0, float("nan")])
-        ('2', '1…4', '2')
-    """
-    known = [value for value in values if value == value] or values
-    ends = dict.fromkeys((number(min(known)), number(max(known))))
-    return "…".join(ends)
-
-
-def _ends_table(plot: Plot, runs: Runs) -> Html:
-    """The first and last value of each line, for a browser without JavaScript."""
+def _ends_table(plot: Plot, runs: Runs) -> list[list[str]]:
     rows = []
     for name, history in runs:
         for curve in plot.curves:
             values = list(history.series(curve.key).values())
             if values:
-                cells = [*([name] if len(runs) > 1 else []), curve.label, number(values[0]), number(values[-1])]
-                rows.append(element("tr", *(element("td", cell) for cell in cells)))
-    titles = [*(["run"] if len(runs) > 1 else []), "", "first", "last"]
-    return element("table", element("tr", *(element("th", title) for title in titles)), *rows)
+                cells = [curve.label, _number(values[0]), _number(values[-1])]
+                rows.append([name, *cells] if len(runs) > 1 else cells)
+    return rows
+
+
+def format_range(values: Sequence[float]) -> str:
+    """Format one number, or the smallest and the largest.
+
+    Example:
+        >>> format_range([2.0]), format_range([2.0, 1.0, 4.0]), format_range([2.0, float("nan")])
+        ('2', '1…4', '2')
+    """
+    known = [value for value in values if value == value] or values
+    ends = dict.fromkeys((_number(min(known)), _number(max(known))))
+    return "…".join(ends)
+
+
+def _number(value: float) -> str:
+    """Format with four significant digits.
+
+    Example:
+        >>> [_number(value) for value in (0.000123456, 12.0, 1234567.0, math.inf, math.nan)]
+        ['0.0001235', '12', '1.235e+06', '+∞', 'not a number']
+    """
+    if math.isfinite(value):
+        return f"{value:.4g}"
+    return "not a number" if math.isnan(value) else "+∞" if value > 0 else "−∞"
