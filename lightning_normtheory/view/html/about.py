@@ -1,4 +1,4 @@
-"""Collect the theorems, settings and files of the runs for the last sections of the report."""
+"""Collect the theorems and settings of the runs for the last sections of the report."""
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -9,7 +9,7 @@ from lightning_normtheory.record.history import History
 from lightning_normtheory.record.theorem_status import TheoremStatus
 from lightning_normtheory.view.html.panels import Runs, format_range, join_names
 
-__all__ = ["describe_files", "settings_groups", "theorem_tables"]
+__all__ = ["settings_groups", "theorem_tables"]
 
 # A number such as 0.62 that is not part of a layer's name.
 _MEASURED = re.compile(r"(?<![\w.])\d+\.\d+\b")
@@ -65,11 +65,6 @@ def settings_groups(runs: Runs) -> list[dict[str, Any]]:
 
     groups = _group_by(runs, tables)
     return [{"runs": _group_title(group, groups), "tables": tables(group[0][1])} for group in groups]
-
-
-def describe_files(runs: Runs) -> list[tuple[str, str]]:
-    """Return the name and the file of each run, without the folders of the machine."""
-    return [(name, f"{history.run}/{history.path.name}") for name, history in runs]
 
 
 def _group_by(runs: Runs, key: Callable[[History], Hashable]) -> list[Runs]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_normtheory.record.grouping import named
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.metrics import MetricInfo, find_metric
+from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.view.html.panels import PanelContent, Runs, findings, format_range, summarize
 from lightning_normtheory.view.panels import HEADLINES
 
@@ -71,18 +71,15 @@ def _values(settings: Iterable[Mapping[str, Any]], key: str) -> str:
 
 def cards(panels: Sequence[PanelContent], runs: Runs) -> list[dict[str, Any]]:
     """Return the main metrics: the last value, the position of the plot, and two readings."""
-    return [
-        _card(metric, one, runs)
-        for metric in map(find_metric, HEADLINES)
-        for one in panels
-        if one.panel.key == metric.panel and any(curve.key == metric.name for curve in one.curves)
-    ]
-
-
-def _card(metric: MetricInfo, one: PanelContent, runs: Runs) -> dict[str, Any]:
-    lasts = [list(values.values())[-1] for _, history in runs if (values := history.series(metric.name))]
-    readings = [
-        (found.mood, summarize(found, len(runs), with_names=False) if len(runs) > 1 else found.sentence)
-        for found in findings(one.panel, runs)[:2]
-    ]
-    return {"metric": metric, "value": format_range(lasts), "position": one.position, "readings": readings}
+    found = []
+    for metric in map(find_metric, HEADLINES):
+        lasts = [list(values.values())[-1] for _, history in runs if (values := history.series(metric.name))]
+        for one in panels if lasts else ():
+            if one.panel.key == metric.panel:
+                readings = [
+                    (of.mood, summarize(of, len(runs), with_names=False) if len(runs) > 1 else of.sentence)
+                    for of in findings(one.panel, runs)[:2]
+                ]
+                card = {"metric": metric, "value": format_range(lasts), "position": one.position, "readings": readings}
+                found.append(card)
+    return found

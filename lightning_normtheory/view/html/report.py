@@ -10,7 +10,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.view.glossary import GLOSSARY
-from lightning_normtheory.view.html.about import describe_files, settings_groups, theorem_tables
+from lightning_normtheory.view.html.about import settings_groups, theorem_tables
 from lightning_normtheory.view.html.data import page_data, panel_plots, user_plots
 from lightning_normtheory.view.html.head import cards, facts, title
 from lightning_normtheory.view.html.panels import describe_panel
@@ -70,7 +70,8 @@ def _page(histories: Sequence[History]) -> str:
         sections=sections,
         theorem_tables=theorem_tables(runs),
         settings_groups=settings_groups(runs),
-        files=describe_files(runs),
+        # Without the folders of the machine.
+        files=[(name, f"{history.run}/{history.path.name}") for name, history in runs],
         glossary=GLOSSARY,
         data=page_data(runs, plots),
     )
