@@ -1,4 +1,4 @@
-"""The panels as a workspace of W&B: a saved view of a project, the same for every run in it."""
+"""Build and save the W&B dashboard: a saved view of a project with the panels of the report, for every run in it."""
 
 import importlib
 import json
@@ -13,54 +13,54 @@ from lightning_normtheory.view.panels import HEADLINES, PANELS, SECTIONS, Panel
 __all__ = ["DashboardError", "save", "specification", "workspace"]
 
 _COLUMNS = 3
-# What people call the metrics of their own: train_loss, val/loss, val_ce_loss, loss/train, test_acc, val/acc_top1. The
-# expressions do without looking ahead, which not every engine can, so they say how a name begins to leave out ours.
+# Usual names of losses and accuracies in training scripts: train_loss, val/loss, val_ce_loss, loss/train, test_acc,
+# val/acc_top1. Not every engine supports lookahead, so the expressions exclude our metrics by how a name may begin.
 _STAGE = "([Tt]rain(ing)?|[Vv]al(id(ation)?)?|[Tt]est|[Ee]val|[Dd]ev)"
-_OWN = rf"^({_STAGE}[/_.-](\w+[/_.-])?)?%s([/_.-].+)?$"
-_OWN_PANELS = {
-    "Loss, as the run logs it": _OWN % "[Ll]oss",
-    "Accuracy, as the run logs it": _OWN % r"[Aa]cc(uracy)?\d*",
+_USER_METRIC = rf"^({_STAGE}[/_.-](\w+[/_.-])?)?%s([/_.-].+)?$"
+_USER_PANELS = {
+    "Loss, as the run logs it": _USER_METRIC % "[Ll]oss",
+    "Accuracy, as the run logs it": _USER_METRIC % r"[Aa]cc(uracy)?\d*",
 }
 _NOT_LOGGED_IN = "Expected to be logged in to W&B, but there is no key on this machine: run wandb login"
-# More letters do not fit beside a panel.
+# In characters; a longer title does not fit next to a panel.
 _LONGEST_AXIS_TITLE = 40
 
 
 class DashboardError(ValueError):
-    """The dashboard cannot be made; the message says why, in a sentence, and what to do."""
+    """Raised if the dashboard cannot be built or saved; the message says why and what to do."""
 
 
 def workspace(project: str, entity: str | None = None, prefix: str = "normtheory") -> Any:
-    """The workspace, as `wandb_workspaces` has it; nothing is sent.
+    """Build the workspace with `wandb_workspaces`, without sending it.
 
-    W&B can give a line a title and dashes only for a run that is known by its id, so all lines are solid and have the
-    names of metrics; their symbols are at the vertical axis, where they fit.
+    W&B sets the title and dashes of a line only for a run with a known id. Therefore all lines are solid and named by
+    their metric; the symbols are in the title of the vertical axis if they fit.
 
     Args:
-        project: whose runs it shows.
-        entity: the user or team that owns the project; ``None`` is for those who do not save it.
-        prefix: of the callbacks.
+        project: the project whose runs are shown.
+        entity: the user or team that owns the project; needed only to save the workspace.
+        prefix: the prefix of the callbacks.
 
     Raises:
-        DashboardError: if wandb-workspaces is not installed, or a name is empty.
+        DashboardError: if wandb-workspaces is not installed, or a name is empty or has a slash (a prefix: or a dot).
     """
     if not project or "/" in project:
-        raise DashboardError(f"Expected the name of a project, but got {project!r}: give its entity by --entity.")
+        raise DashboardError(f"Expected the name of a project, but got {project!r}: give its owner by --entity.")
     if not prefix or "/" in prefix or "." in prefix:
-        raise DashboardError(f"Expected the prefix of a callback, which has no slash or dot, but got {prefix!r}.")
+        raise DashboardError(f"Expected the prefix of a callback, without slash and dot, but got {prefix!r}.")
     ws = _package("workspaces")
     return ws.Workspace(
         entity=entity or "",
         project=project,
-        name=re.sub(r"[^\w -]", "_", prefix),  # W&B refuses some signs here
+        name=re.sub(r"[^\w -]", "_", prefix),  # W&B rejects some characters here
         sections=[_section(name, prefix) for name in SECTIONS],
         settings=ws.WorkspaceSettings(x_axis="epoch"),
     )
 
 
 def specification(workspace: Any) -> str:
-    """What W&B would receive, as JSON."""
-    model = workspace._to_model()  # there is no public way to it
+    """Return what W&B would receive, as JSON."""
+    model = workspace._to_model()  # no public function returns it
     return json.dumps(
         model.spec.model_dump(mode="json", by_alias=True, exclude_none=True), indent=2, ensure_ascii=False
     )
@@ -69,17 +69,17 @@ def specification(workspace: Any) -> str:
 def save(project: str, entity: str | None = None, prefix: str = "normtheory") -> str:
     """Save the workspace as a view of the project, and return its address.
 
-    The view has a name of its own: saving again replaces it, with what was changed in it by hand, and makes no second
-    one. In a terminal, W&B asks who is not logged in for a key.
+    The view has a fixed name: saving again replaces it, including changes made by hand. In a terminal, W&B asks for a
+    key if nobody is logged in.
 
     Args:
-        project: an existing one.
-        entity: ``None``: the one that W&B takes for new runs.
-        prefix: of the callbacks.
+        project: an existing project.
+        entity: the user or team that owns the project; ``None`` is the default of W&B for new runs.
+        prefix: the prefix of the callbacks.
 
     Raises:
         DashboardError: if wandb-workspaces is not installed, nobody is logged in, W&B cannot be reached or refuses, or
-            there is no such project.
+            the project does not exist.
     """
     made = workspace(project, entity, prefix)
     import wandb
@@ -92,9 +92,9 @@ def save(project: str, entity: str | None = None, prefix: str = "normtheory") ->
         return made.url
     except DashboardError:
         raise
-    except (KeyboardInterrupt, EOFError):  # at the client's question for an account
+    except (KeyboardInterrupt, EOFError):  # while W&B asks for a key
         raise DashboardError(_NOT_LOGGED_IN) from None
-    except Exception as error:  # of W&B's client, its service, GraphQL: they have no class in common
+    except Exception as error:  # W&B's client, service and GraphQL share no base class
         raise DashboardError(_explained(error)) from error
 
 
@@ -102,25 +102,25 @@ def save(project: str, entity: str | None = None, prefix: str = "normtheory") ->
 
 
 def _section(name: str, prefix: str) -> Any:
-    """Those panels first that are no details, all of them on the first page."""
+    """Build a section: first the panels that are not details, all on its first page, then the details."""
     ws = _package("workspaces")
     ours = [panel for panel in PANELS if panel.section == name]
     first = [_plot(panel, prefix) for panel in ours if not panel.detail]
     if name == "Overview":
-        first = [*_own_plots(), *_headlines(prefix), *first]
+        first = [*_user_plots(), *_headlines(prefix), *first]
     if name == "Layers":
         first.append(_reports().WeavePanelSummaryTable(table_name=f"{prefix}_layers/table"))
     return ws.Section(
         name=name,
         panels=[*first, *(_plot(panel, prefix) for panel in ours if panel.detail)],
-        is_open=bool(first) and name != "BatchNorm",  # of which most networks have nothing
+        is_open=bool(first) and name != "BatchNorm",  # most networks have no BatchNorm
         layout_settings=ws.SectionLayoutSettings(columns=_COLUMNS, rows=max(1, math.ceil(len(first) / _COLUMNS))),
         panel_settings=ws.SectionPanelSettings(x_axis="epoch"),
     )
 
 
 def _plot(panel: Panel, prefix: str) -> Any:
-    """A starred metric stands for names that only a run knows; its panel has one expression for all its lines."""
+    """Build a panel; a metric with a star matches names known only to the run, so one expression selects all lines."""
     names = [_full_name(line.metric, prefix) for line in panel.lines]
     starred = any("*" in name for name in names)
     symbols = " · ".join(dict.fromkeys(find_metric(line.metric).symbol for line in panel.lines))
@@ -134,15 +134,15 @@ def _plot(panel: Panel, prefix: str) -> Any:
     )
 
 
-def _own_plots() -> list[Any]:
+def _user_plots() -> list[Any]:
     return [
         _reports().LinePlot(title=title, x="epoch", metric_regex=expression)
-        for title, expression in _OWN_PANELS.items()
+        for title, expression in _USER_PANELS.items()
     ]
 
 
 def _headlines(prefix: str) -> list[Any]:
-    """The last value of each: the summary also has an extreme."""
+    """Show the last value; the summary of the run also has an extreme."""
     return [
         _reports().ScalarChart(title=find_metric(name).symbol, metric=f"{_full_name(name, prefix)}.last")
         for name in HEADLINES
@@ -186,13 +186,13 @@ def _package(name: str) -> Any:
 
 
 def _find_saved(made: Any, prefix: str) -> None:
-    """Give the workspace the id of the view that was saved before, if there is one.
+    """Give the workspace the id of the view saved earlier, if any.
 
     Raises:
-        DashboardError: if there is no such project.
+        DashboardError: if the project does not exist.
     """
     internal = _package("workspaces.internal")
-    # In the address of a view only its name shows, so the usual one is readable, and any other prefix has its own.
+    # The address of a view shows only its name: readable for the default prefix, unique for any other.
     address = "normtheory" + ("" if prefix == "normtheory" else prefix.encode().hex())
     made._internal_name = internal._url_query_str_to_internal_name(address)
     try:
@@ -200,7 +200,7 @@ def _find_saved(made: Any, prefix: str) -> None:
     except ValueError as error:
         if str(error).startswith("Project"):
             raise DashboardError(
-                f"Expected a project of W&B, but {made.entity}/{made.project} is not there or not yours to see: "
+                f"Expected a project of W&B, but {made.entity}/{made.project} does not exist or you may not see it: "
                 "run once with a WandbLogger, which creates it, or give --entity."
             ) from error
 
@@ -208,9 +208,9 @@ def _find_saved(made: Any, prefix: str) -> None:
 def _explained(error: Exception) -> str:
     from wandb.errors import AuthenticationError, UsageError
 
-    if isinstance(error, UsageError):  # the client has no other use for it here
+    if isinstance(error, UsageError):  # raised here only without a login
         return _NOT_LOGGED_IN
     reason = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, AuthenticationError):
-        return f"W&B is out of reach, or does not know the key ({reason}): check the network, or wandb login --relogin"
-    return f"W&B did not save the dashboard ({reason}): check the network, and that you may write to the project."
+        return f"W&B cannot be reached or rejects the key ({reason}): check the network, or run wandb login --relogin"
+    return f"W&B did not save the dashboard ({reason}): check the network, and your write access to the project."

@@ -48,6 +48,31 @@ def test_a_phone_needs_no_scrolling_to_the_side(visit, tmp_path, request, name):
     assert page.evaluate("window.visualViewport.scale") == 1
 
 
+BROKEN = """() => {
+  const main = document.querySelector("main"), found = [];
+  const texts = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const at = texts.currentNode.data.indexOf("2/η"), range = document.createRange();
+    if (at < 0 || !texts.currentNode.parentElement.closest(".reading, .about, .meaning")) continue;
+    range.setStart(texts.currentNode, at);
+    range.setEnd(texts.currentNode, at + 3);
+    found.push(range);
+  }
+  let broken = 0;
+  for (let width = 200; width < 420; width += 2) {
+    main.style.width = `${width}px`;
+    broken += found.filter((range) => new Set([...range.getClientRects()].map((box) => box.top)).size > 1).length;
+  }
+  return [found.length, broken];
+}"""
+
+
+def test_a_fraction_is_not_broken_at_the_end_of_a_line(visit, one):
+    fractions, broken = visit(one).evaluate(BROKEN)
+    assert fractions >= 3
+    assert broken == 0
+
+
 def test_a_finger_shows_the_numbers(visit, one):
     page = visit(one, width=390, height=844, has_touch=True, is_mobile=True)
     found = panel(page, "Loss on the probe")

@@ -16,7 +16,7 @@ def test_runs_can_be_switched_off_and_on(visit, four):
     boxes = page.locator("#runs input")
     boxes.nth(1).click()
     assert drawn_runs(found) == [0, 2, 3]
-    assert page.locator("#run-count").inner_text() == "3 of 4 runs; words and tiles are about all"
+    assert page.locator("#run-count").inner_text() == "3 of 4 runs; texts and cards cover all runs"
     page.locator("#no-runs").click()
     assert drawn_runs(found) == []
     page.locator("#all-runs").click()

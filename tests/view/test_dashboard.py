@@ -247,9 +247,9 @@ def test_each_prefix_has_a_view(views):
 
 
 def test_a_project_that_is_not_there(views):
-    with pytest.raises(DashboardError, match=f"{ENTITY}/nothing is not there .* run once with a WandbLogger"):
+    with pytest.raises(DashboardError, match=f"{ENTITY}/nothing does not exist .* run once with a WandbLogger"):
         dashboard.save("nothing")
-    with pytest.raises(DashboardError, match="stranger/demo is not there"):
+    with pytest.raises(DashboardError, match="stranger/demo does not exist"):
         dashboard.save("demo", "stranger")
     assert views.views == {}
 
@@ -276,7 +276,7 @@ def test_nobody_is_logged_in(tmp_path):
 def test_no_network(tmp_path):
     done = run(SAVE, {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40, "WANDB_HTTP_TIMEOUT": "2"})
     assert done.returncode == 0, done.stderr
-    explained = r"^W&B is out of reach, .*: check the network, or wandb login --relogin$"
+    explained = r"^W&B cannot be reached .*: check the network, or run wandb login --relogin$"
     if not TODAYS_CLIENT:  # it does not try the key first, and fails at the next request
         explained += "|^W&B did not .*: check the network, "
     assert re.search(explained, done.stdout.strip())

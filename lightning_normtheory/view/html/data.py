@@ -11,7 +11,7 @@ from lightning_normtheory.view.panels import PANELS, Line, Panel
 
 __all__ = ["Curve", "Plot", "color", "page_data", "panel_plots", "user_plots"]
 
-USERS = "users/"
+_USERS = "users/"
 _LAYERS = "layers/"
 # Numbers of distinct colors, of shades, and of dashes for each kind of line in page.css.
 _COLORS, _SHADES, _DASHES = 8, 16, 3
@@ -87,7 +87,7 @@ def user_plots(histories: Sequence[History]) -> list[Plot]:
 
 
 def _user_panel(title: str, names: Iterable[str], scale: Any, about: str) -> Panel:
-    return Panel("", "Overview", title, scale, about, lines=tuple(Line(USERS + name) for name in names))
+    return Panel("", "Overview", title, scale, about, lines=tuple(Line(_USERS + name) for name in names))
 
 
 def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plot:
@@ -112,7 +112,7 @@ def _label(name: str) -> str:
     """
     metric = find_metric(name)
     if "*" not in metric.name:
-        return metric.symbol.removeprefix(USERS)
+        return metric.symbol.removeprefix(_USERS)
     which = name.removeprefix(metric.name.removesuffix("*"))
     return which if name.startswith(_LAYERS) else f"{metric.symbol}, {which}"
 

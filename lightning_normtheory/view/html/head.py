@@ -14,10 +14,10 @@ __all__ = ["cards", "facts", "title"]
 
 
 def title(runs: Runs) -> str:
-    """
+    """Return the name of the run, or the project and the number of runs.
+
     Example:
         >>> from pathlib import Path
-        >>> from lightning_normtheory.record.history import History
         >>> title([("demo/1", History(Path(), "demo/1", ""))])
         'demo/1'
         >>> title([(name, History(Path(), f"demo/{name}", "")) for name in "ab"])

@@ -1,9 +1,9 @@
-// -- from numbers to places -------------------------------------------------------------------------------------------
+// -- axes: from numbers to positions ----------------------------------------------------------------------------------
 
-/** Steps of 1, 2 or 5 times a power of ten, about `count` of them between low and high. */
+/** Place about `count` ticks between low and high, in steps of 1, 2 or 5 times a power of ten. */
 function evenTicks(low, high, count, whole = false) {
   const raw = high / count - low / count; // the difference of large doubles may be infinite
-  // Among the smallest doubles there is no room for steps.
+  // The smallest doubles are too close to each other for steps.
   if (raw < 1e-305) return [low, high].map((value) => ({ value, label: short(value) }));
   const size = 10 ** Math.floor(Math.log10(raw));
   let step = size * [1, 2, 5, 10].find((factor) => factor * size >= raw * 0.999);
@@ -18,7 +18,7 @@ function evenTicks(low, high, count, whole = false) {
   return ticks.map((value, i) => ({ value, label: labels[i] }));
 }
 
-/** Powers of ten; where these are few, 1, 2 and 5 times them; within a decade, even steps. */
+/** Place ticks at powers of ten; if these are few, at 1, 2 and 5 times them; within a decade, in even steps. */
 function logTicks(low, high) {
   const [from, to] = [Math.log10(low), Math.log10(high)];
   if (to - from < 1) return evenTicks(low, high, 4).filter((tick) => tick.value > 0);
@@ -40,7 +40,7 @@ function logTicks(low, high) {
   return ticks;
 }
 
-/** A vertical axis for these numbers (finite, and on a log axis positive), with some air. */
+/** Make a vertical axis with a margin for these numbers, which are finite, and positive on a log axis. */
 function verticalAxis(values, isLog) {
   let low = Infinity;
   let high = -Infinity;
@@ -56,7 +56,7 @@ function verticalAxis(values, isLog) {
     return { ticks: logTicks(low, high), share: (value) => (Math.log10(value) - from) / (to - from) };
   }
   const size = Math.max(Math.abs(low), Math.abs(high));
-  const half = high / 2 - low / 2; // as above
+  const half = high / 2 - low / 2; // the difference of large doubles may be infinite
   const air = half <= size * 1e-12 ? size * 0.05 || 1 : half * 0.1;
   [low, high] = [Math.max(low - air, -Number.MAX_VALUE), Math.min(high + air, Number.MAX_VALUE)];
   return { ticks: evenTicks(low, high, 4), share: (value) => (value / 2 - low / 2) / (high / 2 - low / 2) };

@@ -4,12 +4,12 @@
 
 const NOT_FINITE = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 
-/** A number of the data: what JSON cannot say is a string there, and an epoch without the metric has null. */
+/** Decode a number of the data: a string if it is not finite, null if the epoch does not have the metric. */
 function decoded(value) {
   return typeof value === "string" ? NOT_FINITE[value] : value;
 }
 
-/** Four significant digits, as python's format(value, ".4g"). */
+/** Format with four significant digits, like Python's format(value, ".4g"). */
 function short(value) {
   if (Number.isNaN(value)) return "not a number";
   if (!Number.isFinite(value)) return value > 0 ? "+∞" : "−∞";
@@ -25,19 +25,19 @@ function trimmed(text) {
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 }
 
-/** 10⁻³ */
+/** Format a power of ten: 10⁻³. */
 function power(exponent) {
   const raised = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
   return "10" + [...String(exponent)].map((sign) => raised[sign]).join("");
 }
 
-/** A tick between powers of ten: 0.02, 5, 200, 2×10⁻⁵. */
+/** Format a tick between powers of ten: 0.02, 5, 200, 2×10⁻⁵. */
 function digitAndPower(digit, exponent) {
   if (exponent >= -3 && exponent <= 3) return String(Number(`${digit}e${exponent}`));
   return digit === 1 ? power(exponent) : `${digit}×${power(exponent)}`;
 }
 
-/** Labels of evenly spaced ticks, with as many decimals as tell them apart. */
+/** Label evenly spaced ticks, with enough decimals to distinguish them. */
 function evenLabels(ticks, step) {
   const largest = Math.max(...ticks.map(Math.abs));
   const order = Math.floor(Math.log10(step) + 1e-9);

@@ -1,4 +1,4 @@
-// -- the page: which runs are shown, which epochs, and what people do with mouse, finger and keyboard -----------------
+// -- the page: shown runs, zoom, and input by mouse, touch and keyboard -----------------------------------------------
 
 const page = { runs: [], extent: [0, 1], zoom: null };
 const tip = document.getElementById("tip");
@@ -20,7 +20,7 @@ function load() {
   );
 }
 
-// -- drawing only what is looked at -----------------------------------------------------------------------------------
+// -- draw only what is in view ----------------------------------------------------------------------------------------
 
 const inView = new Set();
 const watcher = new IntersectionObserver(
@@ -39,7 +39,7 @@ function redraw() {
   for (const plot of inView) if (plot.stale) plot.draw();
 }
 
-/** Everything has changed: what is in view is drawn now, the rest when it comes into view. */
+/** Redraw everything: plots in view now, the rest when they come into view. */
 function refresh() {
   for (const plot of page.plots) plot.stale = true;
   redraw();
@@ -49,7 +49,7 @@ function refresh() {
 
 function zoomTo(from, to) {
   const [first, last] = page.extent;
-  // Never less than two epochs, never more than all.
+  // At least two epochs, at most all.
   const width = Math.min(Math.max(to - from, 1), last - first);
   const start = Math.min(Math.max((from + to - width) / 2, first), last - width);
   page.zoom = width >= last - first ? null : [start, start + width];
@@ -67,7 +67,7 @@ function zoomAround(center, factor) {
   zoomTo(center - (center - from) * factor, center + (to - center) * factor);
 }
 
-// -- what a plot says at an epoch -------------------------------------------------------------------------------------
+// -- the tooltip: values at an epoch ----------------------------------------------------------------------------------
 
 function showTip(plot, epoch, near = null) {
   const values = plot.cross(epoch);
@@ -103,7 +103,7 @@ function narrow() {
   return window.innerWidth < 700;
 }
 
-/** Beside the line where there is room, on a phone below or above the plot; never outside of the window. */
+/** Place the tooltip next to the line, on a phone below or above the plot; never outside the window. */
 function placeTip(plot, epoch) {
   const box = plot.canvas.getBoundingClientRect();
   const x = box.left + plot.x(epoch);
@@ -127,7 +127,7 @@ function announce(epoch, values) {
   live.textContent = `epoch ${epoch}: ${said.join("; ")}`;
 }
 
-// -- mouse and finger -------------------------------------------------------------------------------------------------
+// -- mouse and touch --------------------------------------------------------------------------------------------------
 
 function listenToPointer(plot) {
   const fingers = new Map();
@@ -179,7 +179,7 @@ function listenToPointer(plot) {
     hideTip(plot);
   });
   plot.canvas.addEventListener("pointerleave", (event) => {
-    // A finger that was lifted leaves what it showed.
+    // After a touch the tooltip stays.
     if (event.pointerType !== "touch" && start === null) hideTip(plot);
   });
   document.addEventListener("pointerdown", (event) => {
@@ -250,7 +250,7 @@ function fillTable(plot) {
   numbers.replaceChildren(...(numbers.hidden ? [] : [plot.table()]));
 }
 
-// -- runs on and off --------------------------------------------------------------------------------------------------
+// -- show and hide runs -----------------------------------------------------------------------------------------------
 
 function listenToRuns() {
   const boxes = [...document.querySelectorAll("#runs input")];
@@ -258,7 +258,7 @@ function listenToRuns() {
   const show = (isOn) => {
     for (const [i, box] of boxes.entries()) page.runs[i].on = box.checked = isOn(i);
     const on = page.runs.filter((run) => run.on).length;
-    const words = on < boxes.length ? "; words and tiles are about all" : "";
+    const words = on < boxes.length ? "; texts and cards cover all runs" : "";
     document.getElementById("run-count").textContent = `${on} of ${boxes.length} runs${words}`;
     refresh();
     for (const plot of page.plots) fillTable(plot);
@@ -275,7 +275,7 @@ function listenToRuns() {
   if (narrow()) document.getElementById("runs").open = false;
 }
 
-// -- small plots ------------------------------------------------------------------------------------------------------
+// -- the small plots of the cards -------------------------------------------------------------------------------------
 
 function sparklines() {
   const [width, height] = [120, 30];
@@ -291,7 +291,7 @@ function sparklines() {
         const x = 3 + ((run.epochs[i] - from) / (to - from)) * (width - 6);
         if (good(value)) points.push(`${x.toFixed(1)} ${(height - 3 - share(value) * (height - 6)).toFixed(1)}`);
       });
-      // A lone point is a line of no length with round ends.
+      // A single point is a line of length zero with round ends.
       return points.length ? `<path class="line ${run.color}" d="M${points.join("L")}${points.length > 1 ? "" : "h0"}"/>` : "";
     });
     spark.innerHTML = `<svg viewBox="0 0 ${width} ${height}" width="100%" height="${height}" preserveAspectRatio="none">${paths.join("")}</svg>`;
@@ -308,7 +308,7 @@ function listenToTheme() {
     try {
       return localStorage.getItem(key);
     } catch {
-      return null; // a browser may forbid it
+      return null; // the browser may forbid it
     }
   };
   const use = (name) => {
@@ -322,7 +322,7 @@ function listenToTheme() {
     try {
       localStorage.setItem(key, next);
     } catch {
-      // then it holds until the page is closed
+      // the theme lasts until the page is closed
     }
   });
 }
@@ -341,7 +341,7 @@ for (const plot of page.plots) {
   watcher.observe(plot.article);
 }
 new ResizeObserver(refresh).observe(document.querySelector("main"));
-// A link leads to below the bar, not under it.
+// The bar must not cover the target of a link.
 const bar = document.getElementById("bar");
 new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
 window.addEventListener("beforeprint", () => page.plots.forEach((plot) => plot.draw()));

@@ -2,10 +2,10 @@
 
 const HEIGHT = 240;
 const EDGE = { top: 8, right: 8, bottom: 24 };
-const INSET = 7; // the first and the last point are not on the frame
-const MANY = 60; // with more points, a dot on each would be a thick line
+const INSET = 7; // keeps the first and the last point off the frame
+const MANY = 60; // with more points, dots would look like a thick line
 
-/** Of the many points in one column of pixels, the first, the last and the extremes: they cover the others. */
+/** Keep the first, the last and the extreme points in each column of pixels: they cover the rest. */
 function thinned(points) {
   if (points.length <= 2000) return points;
   const columns = new Map();
@@ -21,7 +21,7 @@ function thinned(points) {
   });
 }
 
-/** The plot of a panel: draws itself from `page`, which holds the runs, who of them is shown, and the zoom. */
+/** The plot of a panel. It draws from `page`, which holds the runs, whether each is shown, and the zoom. */
 class Plot {
   constructor(article, spec) {
     Object.assign(this, spec, { article, isLog: spec.scale === "log", chosen: 0, epoch: null, stale: true });
@@ -33,7 +33,7 @@ class Plot {
     if (!some) this.isLog = false;
   }
 
-  /** What is drawn now: one entry per run and curve. */
+  /** Return the lines to draw now, one per run and curve. */
   shown() {
     const runs = this.layers ? [page.runs[this.chosen]] : page.runs.filter((run) => run.on);
     const found = [];
@@ -65,7 +65,7 @@ class Plot {
       `<svg class="area" x="${left}" y="${EDGE.top}" width="${right - left}" height="${bottom - EDGE.top}" ` +
       `viewBox="${left} ${EDGE.top} ${right - left} ${bottom - EDGE.top}">${lines.join("")}${this.marks()}</svg>` +
       `<g class="cross"></g><rect class="brush" y="${EDGE.top}" height="${bottom - EDGE.top}" width="0"/></svg>`;
-    this.tellHidden();
+    this.countHidden();
     this.showLegend();
     this.article.querySelector(".log").setAttribute("aria-pressed", String(this.isLog));
     this.article.querySelector(".reset").disabled = !page.zoom;
@@ -73,7 +73,7 @@ class Plot {
     else this.epoch = null;
   }
 
-  /** The scales, from what is within the zoom. */
+  /** Set the scales from the values within the zoom. */
   axes(width) {
     const [from, to] = page.zoom || page.extent;
     const values = [];
@@ -123,10 +123,10 @@ class Plot {
     return value !== null && Number.isFinite(value) && !(this.isLog && value <= 0);
   }
 
-  /** A path through the points. It passes over epochs without a value, and stops at what cannot be drawn. */
+  /** Draw a path through the points. It skips epochs without a value, and breaks at values that cannot be drawn. */
   line({ run, curve, color, dashes, epochs, values }) {
     const [from, to] = page.zoom || page.extent;
-    // One more on either side, so that lines go on to the frame.
+    // One more on either side, so that lines reach the frame.
     const first = Math.max(epochs.findIndex((epoch) => epoch >= from) - 1, 0);
     let last = epochs.findIndex((epoch) => epoch > to);
     if (last < 0) last = epochs.length - 1;
@@ -150,7 +150,7 @@ class Plot {
     return `<g class="${color}" data-run="${run}" data-curve="${curve}">${drawn}${dots}</g>`;
   }
 
-  /** At the edges, where a value is not a number or infinite; of those that would cover each other, one. */
+  /** Mark NaN and infinite values at the edges; one mark stands for several that would overlap. */
   marks() {
     const shapes = {
       NaN: (x) => `M${x - 3} ${this.frame.bottom - 8}l6 6m0 -6l-6 6`,
@@ -171,8 +171,8 @@ class Plot {
     return drawn;
   }
 
-  /** Points that a log axis has no place for are not passed over in silence. */
-  tellHidden() {
+  /** Say how many points the log axis cannot show. */
+  countHidden() {
     const note = this.article.querySelector(".hidden-points");
     note.hidden = this.hidden === 0;
     note.textContent = `${this.hidden} ${this.hidden === 1 ? "point is" : "points are"} 0 or less, which a log axis cannot show. `;
@@ -181,12 +181,12 @@ class Plot {
     button.textContent = "Show a linear axis";
     button.addEventListener("click", () => {
       this.toggleLog();
-      this.place.focus(); // the button is gone
+      this.place.focus(); // the button is removed
     });
     note.append(button);
   }
 
-  /** Layers of other runs have no line here. */
+  /** Hide the layers that the chosen run does not have. */
   showLegend() {
     const drawn = new Set(this.lines.map((line) => line.curve));
     this.article.querySelectorAll(".legend li").forEach((entry, i) => (entry.hidden = this.layers && !drawn.has(i)));
@@ -197,7 +197,7 @@ class Plot {
     this.draw();
   }
 
-  /** The values at an epoch, the largest first. */
+  /** Return the values at an epoch, the largest first. */
   at(epoch) {
     const found = [];
     for (const line of this.lines) {
@@ -213,7 +213,7 @@ class Plot {
     return this.epochs.reduce((best, epoch) => (Math.abs(epoch - wanted) < Math.abs(best - wanted) ? epoch : best), this.epochs[0]);
   }
 
-  /** The line at an epoch; returns what it crosses. */
+  /** Draw a vertical line at an epoch, and return the values there. */
   cross(epoch) {
     this.epoch = epoch;
     const x = this.x(epoch).toFixed(2);
@@ -226,7 +226,7 @@ class Plot {
     return values;
   }
 
-  /** Makes the lines stand out that a selector finds. */
+  /** Emphasize the lines that match a selector. */
   emphasize(selector) {
     for (const line of this.canvas.querySelectorAll("g[data-run]")) line.classList.toggle("closest", line.matches(selector));
   }
@@ -238,7 +238,7 @@ class Plot {
     if (cross) cross.innerHTML = "";
   }
 
-  /** All plotted numbers, with every digit. */
+  /** Return a table of all plotted numbers, with every digit. */
   table() {
     const lines = this.shown();
     const table = document.createElement("table");
