@@ -1,7 +1,7 @@
 """`BatchNormTheory`: the normalization factors of any BatchNorm, and BN's margins, radii and bound where they apply."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
-from lightning_normtheory.callbacks.measurement.function import BatchFunction
-from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.model.layers import batch_norm_layers, public_name
 from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_theorem
 from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
@@ -221,22 +219,9 @@ class BatchNormTheory(DiagnosticCallback):
         >>> trainer = pl.Trainer(callbacks=[BatchNormTheory(probe=1024)], logger=False)
     """
 
-    def __init__(
-        self,
-        probe: int | Probe = 512,
-        every_n_epochs: int = 1,
-        loss: BatchFunction | None = None,
-        predict: BatchFunction | None = None,
-        batch_stats: bool | None = None,
-        prefix: str = "normtheory",
-        on_error: Literal["warn", "raise"] = "warn",
-        *,
-        max_overhead: float | None = None,
-        samples: int = 1024,
-        delta: float = 0.01,
-    ) -> None:
+    def __init__(self, *args: Any, samples: int = 1024, delta: float = 0.01, **kwargs: Any) -> None:
         self._options: dict[str, Any] = {"samples": samples, "delta": delta}
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
+        super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [BatchNormTheoryDiagnostic(**self._options)]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -10,8 +10,6 @@ from lightning_normtheory.architecture.chain import Chain, Link
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
-from lightning_normtheory.callbacks.measurement.function import BatchFunction
-from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.output.messages import say
 from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.norms.units import min_weight_norm
@@ -316,21 +314,9 @@ class ConvergenceCertificate(DiagnosticCallback):
         >>> trainer = pl.Trainer(callbacks=[ConvergenceCertificate()], logger=False)
     """
 
-    def __init__(
-        self,
-        probe: int | Probe = 512,
-        every_n_epochs: int = 1,
-        loss: BatchFunction | None = None,
-        predict: BatchFunction | None = None,
-        batch_stats: bool | None = None,
-        prefix: str = "normtheory",
-        on_error: Literal["warn", "raise"] = "warn",
-        *,
-        max_overhead: float | None = None,
-        samples: int = 128,
-    ) -> None:
+    def __init__(self, *args: Any, samples: int = 128, **kwargs: Any) -> None:
         self.samples = samples
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
+        super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [ConvergenceCertificateDiagnostic(self.samples)]

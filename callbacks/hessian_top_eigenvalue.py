@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +12,6 @@ from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
-from lightning_normtheory.callbacks.measurement.function import BatchFunction
-from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
 from lightning_normtheory.hessian.eigenvalues import Eigenpair, Method, check_options, leading_eigenpairs
@@ -198,20 +196,13 @@ class HessianTopEigenvalue(DiagnosticCallback):
 
     def __init__(
         self,
-        probe: int | Probe = 512,
-        every_n_epochs: int = 1,
-        loss: BatchFunction | None = None,
-        predict: BatchFunction | None = None,
-        batch_stats: bool | None = None,
-        prefix: str = "normtheory",
-        on_error: Literal["warn", "raise"] = "warn",
-        *,
-        max_overhead: float | None = None,
+        *args: Any,
         method: Method = "power",
         tol: float = 1e-2,
         max_hvps: int = 100,
         memory: Memory = "high",
         predictor_samples: int = 0,
+        **kwargs: Any,
     ) -> None:
         self._options: dict[str, Any] = {
             "method": method,
@@ -220,7 +211,7 @@ class HessianTopEigenvalue(DiagnosticCallback):
             "memory": memory,
         }
         self.predictor_samples = predictor_samples
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
+        super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         made: list[Diagnostic] = [HessianTopEigenvalueDiagnostic(**self._options)]

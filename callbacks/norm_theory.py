@@ -1,6 +1,6 @@
 """`NormTheory`: every diagnostic in one callback."""
 
-from typing import Any, Literal
+from typing import Any
 
 from lightning_normtheory.callbacks.batchnorm_theory import BatchNormTheoryDiagnostic
 from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCertificateDiagnostic
@@ -8,8 +8,6 @@ from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalueDiagnostic, hessian_settings
 from lightning_normtheory.callbacks.hessian_trace import HessianTraceDiagnostic
-from lightning_normtheory.callbacks.measurement.function import BatchFunction
-from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
@@ -40,9 +38,6 @@ class NormTheory(DiagnosticCallback):
         ntk_outputs: the kernel of all outputs, ``"full"``, its average ``"trace"``, or that of their ``"sum"``.
         delta: the probability that the generalization bound fails, as in `RademacherBound`.
         x_norm: a norm that no input exceeds; ``None``: the largest on the probe.
-        max_overhead: the largest fraction of the training time that measuring may take, such as 0.1. An epoch that is
-            due is skipped if a measurement as long as the last one would exceed it, and ``normtheory/skipped`` is 1 for
-            it, else 0. ``None``: no limit, and no such metric.
 
     Example:
         >>> import pytorch_lightning as pl
@@ -53,14 +48,7 @@ class NormTheory(DiagnosticCallback):
 
     def __init__(
         self,
-        probe: int | Probe = 512,
-        every_n_epochs: int = 1,
-        loss: BatchFunction | None = None,
-        predict: BatchFunction | None = None,
-        batch_stats: bool | None = None,
-        prefix: str = "normtheory",
-        on_error: Literal["warn", "raise"] = "warn",
-        *,
+        *args: Any,
         hessian_method: Method = "lanczos",
         hessian_tol: float = 1e-2,
         max_hvps: int = 100,
@@ -70,7 +58,7 @@ class NormTheory(DiagnosticCallback):
         ntk_outputs: Outputs = "trace",
         delta: float = 0.05,
         x_norm: float | None = None,
-        max_overhead: float | None = None,
+        **kwargs: Any,
     ) -> None:
         self._hessian: dict[str, Any] = {
             "method": hessian_method,
@@ -81,7 +69,7 @@ class NormTheory(DiagnosticCallback):
         self.trace_hvps = trace_hvps
         self._ntk: dict[str, Any] = {"samples": ntk_samples, "outputs": ntk_outputs}
         self._rademacher: dict[str, Any] = {"delta": delta, "x_norm": x_norm}
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
+        super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [

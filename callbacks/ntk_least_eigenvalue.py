@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -11,8 +11,6 @@ from torch import Tensor
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
-from lightning_normtheory.callbacks.measurement.function import BatchFunction
-from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
 from lightning_normtheory.ntk.result import Outputs, TangentKernel
@@ -238,22 +236,9 @@ class NTKLeastEigenvalue(DiagnosticCallback):
         >>> trainer = pl.Trainer(callbacks=[NTKLeastEigenvalue(samples=64, outputs="full")], logger=False)
     """
 
-    def __init__(
-        self,
-        probe: int | Probe = 512,
-        every_n_epochs: int = 1,
-        loss: BatchFunction | None = None,
-        predict: BatchFunction | None = None,
-        batch_stats: bool | None = None,
-        prefix: str = "normtheory",
-        on_error: Literal["warn", "raise"] = "warn",
-        *,
-        max_overhead: float | None = None,
-        samples: int = 128,
-        outputs: Outputs = "trace",
-    ) -> None:
+    def __init__(self, *args: Any, samples: int = 128, outputs: Outputs = "trace", **kwargs: Any) -> None:
         self._options: dict[str, Any] = {"samples": samples, "outputs": outputs}
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
+        super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [NTKLeastEigenvalueDiagnostic(**self._options)]

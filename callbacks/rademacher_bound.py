@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
-from lightning_normtheory.callbacks.measurement.function import BatchFunction
 from lightning_normtheory.callbacks.measurement.generalization_gap import Gap
-from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.measuring.processes import FailedElsewhereError
 from lightning_normtheory.model.layers import batch_norm_layers
@@ -177,22 +175,9 @@ class RademacherBound(DiagnosticCallback):
         >>> trainer = pl.Trainer(callbacks=[RademacherBound(x_norm=1.0)], logger=False)
     """
 
-    def __init__(
-        self,
-        probe: int | Probe = 512,
-        every_n_epochs: int = 1,
-        loss: BatchFunction | None = None,
-        predict: BatchFunction | None = None,
-        batch_stats: bool | None = None,
-        prefix: str = "normtheory",
-        on_error: Literal["warn", "raise"] = "warn",
-        *,
-        max_overhead: float | None = None,
-        delta: float = 0.05,
-        x_norm: float | None = None,
-    ) -> None:
+    def __init__(self, *args: Any, delta: float = 0.05, x_norm: float | None = None, **kwargs: Any) -> None:
         self._options: dict[str, Any] = {"delta": delta, "x_norm": x_norm}
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
+        super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [RademacherBoundDiagnostic(**self._options)]

@@ -17,7 +17,6 @@ from lightning_normtheory.callbacks.engine.checks import (
     check_strategy,
     check_synchronized,
     check_training_step,
-    refuse_unknown_arguments,
 )
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
@@ -57,10 +56,6 @@ class DiagnosticCallback(ReportingCallback):
     diagnostics: ClassVar[tuple[type[Diagnostic], ...]] = ()
     # Whether to leave out a diagnostic that does not apply to the model, instead of raising an error.
     skip_inapplicable: ClassVar[bool] = False
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> "DiagnosticCallback":
-        refuse_unknown_arguments(cls, kwargs)
-        return super().__new__(cls)
 
     def __init__(
         self,

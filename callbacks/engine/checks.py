@@ -26,11 +26,15 @@ def refuse_unknown_arguments(cls: type, given: dict[str, Any]) -> None:
     Raises:
         TypeError: that names the nearest argument.
     """
-    parameters = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
-    known = list(parameters)[1:]
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    known: list[str] = []
+    for base in cls.__mro__:  # as far as each __init__ passes **kwargs on
+        if "__init__" in vars(base):
+            _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+            known += [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                break
     for name in given:
-        if name not in known and not open_ended:
+        if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{cls.__name__} has no argument {name!r}.{hint} It takes {', '.join(known)}.")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
+from lightning_normtheory.callbacks.engine.checks import refuse_unknown_arguments
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.engine.host import HostCallback
 from lightning_normtheory.callbacks.engine.lifecycle import FitState
@@ -30,6 +31,11 @@ class ReportingCallback(HostCallback):
     prefix: str
     on_error: Literal["warn", "raise"]
     _diagnostics: list[Diagnostic]
+
+    # Here, not in the class whose __init__ has the arguments: jsonargparse would read them from __new__ instead.
+    def __new__(cls, *args: Any, **kwargs: Any) -> "ReportingCallback":
+        refuse_unknown_arguments(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(self) -> None:
         super().__init__()

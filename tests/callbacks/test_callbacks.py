@@ -1,6 +1,7 @@
 """What the callbacks log, and where it arrives."""
 
 import importlib
+import inspect
 import json
 import math
 from itertools import pairwise
@@ -11,7 +12,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchvision
+import yaml
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.cli import LightningCLI
+from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,6 +24,7 @@ from lightning_normtheory import min_weight_norm, rsc_ratio
 from lightning_normtheory.callbacks import (
     BatchNormTheory,
     ConvergenceCertificate,
+    DiagnosticCallback,
     HessianTopEigenvalue,
     MinWeightNorm,
     NormTheory,
@@ -312,6 +317,28 @@ def test_lightning_cli_builds_it_from_yaml(package, tmp_path):
     built = cli.LightningCLI(boring.BoringModel, run=False, args=["--config", str(path)])
     norm_theory, rsc = (c for c in built.trainer.callbacks if isinstance(c, (NormTheory, RSCRatio)))
     assert (norm_theory.every_n_epochs, norm_theory.probe.samples, rsc.probe.samples) == (2, 64, 32)
+
+
+def test_lightning_cli_shows_and_accepts_every_argument(capsys):
+    def output(code, last):
+        with pytest.raises(SystemExit, match=code):
+            LightningCLI(BoringModel, run=False, args=[*options, last])
+        return "".join(capsys.readouterr())
+
+    common = set(inspect.signature(DiagnosticCallback.__init__).parameters) - {"self"}
+    options = []
+    for callback in ALL:
+        options += [f"--trainer.callbacks+=lightning_normtheory.callbacks.{callback.__name__}"]
+        options += ["--trainer.callbacks.every_n_epochs=3"]
+    printed = yaml.safe_load(output("0", "--print_config"))["trainer"]["callbacks"]
+    for callback, arguments in zip(ALL, (each["init_args"] for each in printed), strict=True):
+        own = set(inspect.signature(callback.__init__).parameters) - {"self", "args", "kwargs"}
+        assert set(arguments) == common | own
+        assert arguments["every_n_epochs"] == 3
+    shown = output("0", "--trainer.callbacks.help=lightning_normtheory.callbacks.NormTheory")
+    assert all(f".{name} " in shown for name in arguments)
+    assert "the largest fraction of the training time" in shown  # the text of the base class
+    assert "every_n_epoch" in output("2", "--trainer.callbacks.every_n_epoch=3")
 
 
 @pytest.mark.parametrize("logger", [CSVLogger, TensorBoardLogger, WandbLogger, None])

@@ -8,6 +8,7 @@ import pytest
 from lightning_normtheory.callbacks import (
     BatchNormTheory,
     ConvergenceCertificate,
+    DiagnosticCallback,
     HessianTopEigenvalue,
     MinWeightNorm,
     NormTheory,
@@ -64,8 +65,8 @@ OTHERS = {
 ARGUMENTS = [
     (callback, name)
     for callback in CALLBACKS
-    for name in inspect.signature(callback.__init__).parameters
-    if name not in ("self", "prefix")
+    for name in {name: 0 for c in (callback, DiagnosticCallback) for name in inspect.signature(c.__init__).parameters}
+    if name not in ("self", "prefix", "args", "kwargs")
 ]
 
 
