@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
-from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, NotApplicable, layer_metric
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.model.layers import batch_norm_layers, public_name
 from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_theorem
@@ -139,10 +139,7 @@ def _epsilons(model: nn.Module) -> dict[str, float]:
     for path, layer in batch_norm_layers(model).items():
         if layer.running_var is not None:
             (factors,) = batchnorm_factors(layer).values()
-            name = f"layers/batchnorm_epsilon__{public_name(path).replace('.', '_')}"
-            while name in by_layer:  # "a.b_c" and "a_b.c" are different layers
-                name += "_"
-            by_layer[name] = float(1 / factors.min())
+            by_layer[layer_metric("batchnorm_epsilon", public_name(path), by_layer)] = float(1 / factors.min())
     return {"batchnorm_epsilon": max(by_layer.values()), **by_layer} if by_layer else {}
 
 

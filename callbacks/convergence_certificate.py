@@ -288,13 +288,13 @@ class ConvergenceCertificate(DiagnosticCallback):
     * ``normtheory/certificate_alpha``, ``…_beta`` (WN, Lemmas 5.1 and 5.2), ``…_step`` = 1/β, ``…_rho_2``: how far that
       step goes, ``…_rate`` = 1 − R/(2β), the guaranteed L⁺/L of that step; ``…_hessian_bound`` ≥ ‖∇²f‖,
       ``…_gradient_bound`` ≥ ‖∂f/∂θ‖, ``…_lipschitz_bound`` ≥ ‖∂f/∂x‖;
-    * for plain SGD of all trained parameters, without clipping: ``normtheory/certificate_omega`` = ηβ of its own η, and
-      below 2 ``…_own_rate``, its guarantee. There is none from 2 on;
+    * for plain SGD of all trained parameters, without clipping: ``normtheory/certificate_omega`` = ηβ for the run's η;
+      below 2 also ``…_own_rate``, the rate guaranteed for that η. From 2 on there is no guarantee;
     * ``normtheory/certificate_ntk``: 1 if λ_min of the kernel of all outputs is above its floor, ``…_ntk_margin``,
       ``…_ntk_ratio_bound`` = (4s/n)(λ_min − floor) ≤ R on the n samples of the kernel, s being 1 for the papers' loss
       and 1/k for `MSELoss`; these are, for k outputs, ``samples``/k samples of the probe;
-    * ``normtheory/ntk_mean_grad_norm_sq``: ‖ḡ‖² of the same samples, which RSC asks to be large, beside
-      ``…_bound`` = λ_min/(nk), what NTK knows of it (RSC, Remark 5.5);
+    * ``normtheory/ntk_mean_grad_norm_sq``: ‖ḡ‖² of the same samples, which RSC requires to be large, and its
+      lower bound ``…_bound`` = λ_min/(nk) from the kernel (RSC, Remark 5.5);
     * for a network of DGM's form, ``normtheory/certificate_dgm_v`` with ``…_dgm_v_margin`` (Theorem 4.1) for α ≤ 1, or
       ``…_dgm_g`` with ``…_dgm_g_margin`` (Theorem 4.2) for α > 1;
     * ``normtheory/certificate_rate_measured``: L⁺/L per step of the optimizer, the mean since the last measurement;

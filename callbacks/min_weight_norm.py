@@ -4,7 +4,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
-from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable, layer_metric
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.norms.units import NormalizedLayers, require_normalized, smallest, unit_norms
 
@@ -38,10 +38,7 @@ class MinWeightNormDiagnostic(Diagnostic):
         norms = unit_norms(self._layers)
         metrics = {"min_weight_norm": smallest(norms)}
         for layer, norm in norms.items():
-            name = f"layers/weight_norm__{layer.replace('.', '_')}"
-            while name in metrics:  # "a.b_c" and "a_b.c" are different layers
-                name += "_"
-            metrics[name] = float(norm.min())
+            metrics[layer_metric("weight_norm", layer, metrics)] = float(norm.min())
         return metrics
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
-from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic
+from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, layer_metric
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
@@ -90,10 +90,11 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         if self._reference is not None and self._fingerprint != self._fingerprint_of(measurement):
             warn("Probe samples differ from the checkpoint; ntk_change restarts here.")
             self._reference = None
-        if self._reference is None or len(self._reference) != _entries(found.kernel):
+        n = len(found.kernel)
+        if self._reference is None or len(self._reference) != n * (n + 1) // 2:
             self._remember(measurement, found)  # the first kernel of an iterable dataset, or of new samples
             return {}
-        change = kernel_change(found.kernel.cpu(), _from_upper(self._reference, len(found.kernel)))
+        change = kernel_change(found.kernel.cpu(), _from_upper(self._reference, n))
         self._change_max = max(self._change_max, change)
         return {"ntk_change": change, "ntk_change_max": self._change_max}
 
@@ -157,10 +158,6 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         return "the kernel at fit start, for ntk_change,"
 
 
-def _entries(kernel: Tensor) -> int:
-    return len(kernel) * (len(kernel) + 1) // 2
-
-
 def _upper(kernel: Tensor) -> Tensor:
     """Return the upper triangle of a symmetric matrix, for the checkpoint."""
     return kernel.cpu()[tuple(torch.triu_indices(len(kernel), len(kernel)))]
@@ -185,11 +182,10 @@ def _parts(found: TangentKernel) -> dict[str, float]:
             metrics["ntk_crossover"] = found.crossover
     total = float(found.kernel.trace()) or 1.0
     for layer, parts in found.layers.items():
-        label = layer.replace(".", "_") or "module"
-        while f"layers/ntk_share__{label}" in metrics:  # "a.b_c" and "a_b.c" are different layers
-            label += "_"
+        share = layer_metric("ntk_share", layer or "module", metrics)
+        label = share.removeprefix("layers/ntk_share__")
         traces = {part: float(getattr(parts, part).trace()) / total for part in shares}
-        metrics[f"layers/ntk_share__{label}"] = sum(traces.values())
+        metrics[share] = sum(traces.values())
         if traces["direction"] or traces["length"]:
             metrics[f"layers/ntk_direction_share__{label}"] = traces["direction"]
             metrics[f"layers/ntk_length_share__{label}"] = traces["length"]

@@ -1,6 +1,6 @@
 """`Diagnostic`: one quantity of the theory, free of Lightning's hooks."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any, ClassVar
 
 from torch import nn
@@ -8,7 +8,7 @@ from torch import nn
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 
-__all__ = ["LOSS_SETTINGS", "SAMPLE_SETTINGS", "Diagnostic", "NotApplicable"]
+__all__ = ["LOSS_SETTINGS", "SAMPLE_SETTINGS", "Diagnostic", "NotApplicable", "layer_metric"]
 
 # The settings of a callback that determine the samples, and the loss on them.
 SAMPLE_SETTINGS = frozenset({"probe", "seed"})
@@ -19,6 +19,19 @@ class NotApplicable(ValueError):
     """The model lacks what a diagnostic measures."""
 
 
+def layer_metric(quantity: str, layer: str, taken: Container[str]) -> str:
+    """Return the name of a layer's metric, one that is not taken: "a.b_c" and "a_b.c" are different layers.
+
+    Example:
+        >>> layer_metric("weight_norm", "a.b_c", {"layers/weight_norm__a_b_c"})
+        'layers/weight_norm__a_b_c_'
+    """
+    name = f"layers/{quantity}__{layer.replace('.', '_')}"
+    while name in taken:
+        name += "_"
+    return name
+
+
 class Diagnostic:
     """One quantity. The callback that runs it does everything else.
 
@@ -26,7 +39,7 @@ class Diagnostic:
         key: its main metric, without the prefix; identifies it in checkpoints, warnings and messages.
         metrics: the metrics that it is expected to log, without the prefix. When a measurement fails, these and the
             metrics of the last measurement are logged as NaN.
-        title: what it measures, in a word or two, for the progress display.
+        title: its name in one to three words, for the progress display.
         explained: metrics whose NaN the diagnostic has explained itself.
         needs_probe: whether it uses samples; if not, any loader and any batch will do.
         needs_loss: whether it uses the loss of a batch.

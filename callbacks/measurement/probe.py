@@ -274,9 +274,8 @@ def count_training_samples(trainer: Trainer) -> int | None:
     if whole_batches or not hasattr(loader.dataset, "__len__"):
         return None
     n = len(_candidates(loader))
-    if getattr(trainer, "overfit_batches", 0) or isinstance(
-        loader.sampler, SequentialSampler
-    ):  # then a limit leaves the same ones
+    same_each_epoch = getattr(trainer, "overfit_batches", 0) or isinstance(loader.sampler, SequentialSampler)
+    if same_each_epoch:
         n = min(n, int(trainer.num_training_batches) * _batch_size(loader) * trainer.world_size)
     return n
 

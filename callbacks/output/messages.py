@@ -12,18 +12,16 @@ __all__ = ["say", "warn"]
 
 def say(trainer: Trainer, text: str) -> None:
     """Print a text above the bar; without a bar, write it to Lightning's log. Never fails."""
+    bar: Any = trainer.progress_bar_callback
     try:
-        _above(trainer.progress_bar_callback, bar_kind(trainer), text)
+        kind = bar_kind(trainer)
+        if kind == "tqdm":
+            bar.train_progress_bar.write(text)  # also of a bar that is finished
+        elif kind == "rich":
+            print(text)  # rich redirects standard output, but not the log, to above its display
+        else:
+            rank_zero_info(text)
     except Exception:  # noqa: BLE001  # a user's own bar, or a terminal that cannot print ‖
-        rank_zero_info(text)
-
-
-def _above(bar: Any, kind: str | None, text: str) -> None:
-    if kind == "tqdm":
-        bar.train_progress_bar.write(text)  # also of a bar that is finished
-    elif kind == "rich":
-        print(text)  # rich redirects standard output, but not the log, to above its display
-    else:
         rank_zero_info(text)
 
 

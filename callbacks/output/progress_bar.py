@@ -2,8 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from pytorch_lightning import Trainer
@@ -42,7 +42,8 @@ class MeasurementProgress:
         self._exit = ExitStack()
 
     def __enter__(self) -> "MeasurementProgress":
-        self._try(self._find)
+        with self._reporting():
+            self._kind = bar_kind(self._trainer)
         if self._kind is not None:
             self._exit.enter_context(listening(self._step))
         return self
@@ -50,16 +51,14 @@ class MeasurementProgress:
     def __exit__(self, *_: object) -> None:
         self._exit.close()
         if self._line is not None:
-            self._try(self._line.close)
+            with self._reporting():
+                self._line.close()
 
     def begin(self, title: str) -> None:
         """Show the next diagnostic."""
         self._title = title
         self._steps.clear()
         self._show(title)
-
-    def _find(self) -> None:
-        self._kind = bar_kind(self._trainer)
 
     def _step(self, step: str) -> None:
         self._steps[step] += 1
@@ -70,17 +69,16 @@ class MeasurementProgress:
         now = time.monotonic()
         if self._kind is not None and now - self._began >= _PATIENCE:
             self._drawn = now
-            self._try(lambda: self._draw(f"{self._prefix}: {text}"))
+            with self._reporting():
+                if self._line is None:
+                    bar = self._trainer.progress_bar_callback
+                    self._line = _TqdmLine(bar) if self._kind == "tqdm" else _RichLine(bar)
+                self._line.draw(f"{self._prefix}: {text}")
 
-    def _draw(self, text: str) -> None:
-        if self._line is None:
-            bar = self._trainer.progress_bar_callback
-            self._line = _TqdmLine(bar) if self._kind == "tqdm" else _RichLine(bar)
-        self._line.draw(text)
-
-    def _try(self, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
         try:
-            action()
+            yield
         except Exception as error:  # noqa: BLE001  # a user's own bar may do anything
             self._kind = None
             self._report(f"The progress of a measurement is not shown: {type(error).__name__}: {error}")

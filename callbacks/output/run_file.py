@@ -23,7 +23,7 @@ _unnamed: "WeakKeyDictionary[Trainer, Path]" = WeakKeyDictionary()
 
 
 def folder(trainer: Trainer) -> Path:
-    """Return the folder of a run's files, beside its checkpoints: ``<save_dir>/<name>/<version>`` of the logger."""
+    """Return the folder of a run's files, next to its checkpoints: ``<save_dir>/<name>/<version>`` of the logger."""
     if trainer.loggers:
         logger = trainer.loggers[0]
         save_dir = str(logger.save_dir or trainer.default_root_dir)
