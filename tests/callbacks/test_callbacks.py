@@ -323,22 +323,22 @@ def test_lightning_cli_shows_and_accepts_every_argument(capsys):
     def output(code, last):
         with pytest.raises(SystemExit, match=code):
             LightningCLI(BoringModel, run=False, args=[*options, last])
-        return "".join(capsys.readouterr())
+        return capsys.readouterr()
 
     common = set(inspect.signature(DiagnosticCallback.__init__).parameters) - {"self"}
     options = []
     for callback in ALL:
         options += [f"--trainer.callbacks+=lightning_normtheory.callbacks.{callback.__name__}"]
         options += ["--trainer.callbacks.every_n_epochs=3"]
-    printed = yaml.safe_load(output("0", "--print_config"))["trainer"]["callbacks"]
+    printed = yaml.safe_load(output("0", "--print_config").out)["trainer"]["callbacks"]
     for callback, arguments in zip(ALL, (each["init_args"] for each in printed), strict=True):
         own = set(inspect.signature(callback.__init__).parameters) - {"self", "args", "kwargs"}
         assert set(arguments) == common | own
         assert arguments["every_n_epochs"] == 3
-    shown = output("0", "--trainer.callbacks.help=lightning_normtheory.callbacks.NormTheory")
+    shown = output("0", "--trainer.callbacks.help=lightning_normtheory.callbacks.NormTheory").out
     assert all(f".{name} " in shown for name in arguments)
     assert "the largest fraction of the training time" in shown  # the text of the base class
-    assert "every_n_epoch" in output("2", "--trainer.callbacks.every_n_epoch=3")
+    assert "every_n_epoch" in output("2", "--trainer.callbacks.every_n_epoch=3").err
 
 
 @pytest.mark.parametrize("logger", [CSVLogger, TensorBoardLogger, WandbLogger, None])
