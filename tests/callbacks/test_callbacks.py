@@ -1,4 +1,4 @@
-"""What the callbacks log, and where it arrives."""
+"""The metrics that the callbacks log, and the loggers and files that receive them."""
 
 import importlib
 import inspect
@@ -46,14 +46,14 @@ NTK_PARTS |= {"ntk_direction_lambda_min", "ntk_length_lambda_min", "ntk_crossove
 BOUND_NAMES = {"rademacher_bound", "rademacher_x_norm", "population_loss_bound"}
 BOUND_NAMES |= {f"generalization_bound{of}" for of in ("", "_fixed_radii", "_vacuous")}
 CERTIFICATE_NAMES = {"certificate_rate_measured"}
-# Of a chain with smooth activations and the square loss.
+# Logged only for a chain with smooth activations and the square loss.
 CERTIFICATE_PARTS = {"rho_1", "certificate_ntk_ratio_bound", "ntk_mean_grad_norm_sq", "ntk_mean_grad_norm_sq_bound"}
 CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("rsc", "rsc_margin", "ntk", "ntk_margin")}
 CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("alpha", "beta", "step", "rate", "rho_2")}
 CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient", "lipschitz")}
-# Below the floor the least eigenvalue is rounding of either sign, and what is divided by it infinite.
+# Below its floor the least eigenvalue is a rounding error of either sign, and quotients by it may be infinite.
 NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
-# Whether they are there depends on a number.
+# Logged or not depending on a measured value.
 SOMETIMES = {"ntk_crossover"}
 ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NTKLeastEigenvalue, BatchNormTheory, RademacherBound]
 ALL += [ConvergenceCertificate, NormTheory]
@@ -70,7 +70,7 @@ NAMES = {
 
 
 class ResNet(pl.LightningModule):
-    """What many people train: torchvision's ResNet18 with cross entropy."""
+    """A common setup: torchvision's ResNet18 with cross entropy."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ def dicts(samples):
     return {"image": torch.stack(x), "label": torch.stack(y)}
 
 
-# `NormTheory` measures on the ResNet all that the slow ones measure.
+# On the ResNet, `NormTheory` covers the callbacks that are marked slow.
 ON_RESNET = (BatchNormTheory, MinWeightNorm, NormTheory)
 
 
@@ -160,7 +160,7 @@ def test_dict_batches_with_functions_of_the_user(callback):
 
 @pytest.mark.parametrize("net", nets())
 def test_logged_numbers_are_those_of_the_theory_floor(net):
-    """Oracle: the pure functions on the whole data set, with the same batches."""
+    """Oracle: the functions of the theory, applied to the whole dataset in the same batches."""
     callback = NormTheory(probe=50, on_error="raise") if net != "plain" else RSCRatio(probe=50, on_error="raise")
     module = Classifier(net)
     fit = trainer([callback], max_epochs=2)
@@ -175,7 +175,7 @@ def test_logged_numbers_are_those_of_the_theory_floor(net):
     assert row["normtheory/loss_ratio"] == pytest.approx(expected.loss / rows()[0]["normtheory/loss"], rel=1e-12)
     if net != "plain":
         assert row["normtheory/min_weight_norm"] == pytest.approx(min_weight_norm(module), rel=1e-15)
-    # Lightning keeps what is logged in its default dtype.
+    # Lightning stores logged values in its default dtype.
     assert float(fit.callback_metrics["normtheory/loss"]) == pytest.approx(expected.loss, rel=1e-6)
 
 
@@ -187,7 +187,7 @@ def test_the_first_loss_ratio_is_against_the_untrained_model():
     before = float(nn.functional.cross_entropy(module(x), y).detach())
     trainer([callback], max_epochs=1).fit(module, loader())
     row = rows()[0]
-    # float32 sums of 50 terms, in another order: a few units in the last place
+    # float32 sums of 50 terms, in a different order: a few units in the last place
     assert row["normtheory/loss_ratio"] == pytest.approx(row["normtheory/loss"] / before, rel=1e-5)
 
 
@@ -258,7 +258,7 @@ def double_loader():
     return DataLoader(TensorDataset(tensors()[0].double(), tensors()[1]), 8)
 
 
-# -- where it arrives --------------------------------------------------------------------------------------------------
+# -- loggers, files and LightningCLI -----------------------------------------------------------------------------------
 
 
 def header(folder="."):
@@ -272,7 +272,7 @@ def test_checkpoints_and_early_stopping_can_monitor_it(tmp_path):
     fit = trainer([NormTheory(), best, stop], max_epochs=30, enable_checkpointing=True)
     fit.fit(Classifier("wn", lr=0.0), loader())
     assert best.best_model_score == pytest.approx(rows()[0]["normtheory/loss"], rel=1e-6)
-    assert fit.current_epoch == 2  # nothing changes at lr 0: patience 1 ends it
+    assert fit.current_epoch == 2  # nothing changes at lr 0, so patience 1 stops it
 
 
 @pytest.mark.parametrize("package", [pl, lightning.pytorch], ids=["pytorch_lightning", "lightning"])
@@ -381,7 +381,7 @@ def test_callbacks_of_one_trainer_write_one_file():
     trainer([MinWeightNorm(), RSCRatio()], max_epochs=2).fit(Classifier("bn"), loader())
     assert {"normtheory/min_weight_norm", "normtheory/rsc_ratio"} <= set(rows()[1])
     trainer([MinWeightNorm()], max_epochs=1).fit(Classifier("bn"), loader())
-    assert len(list(Path().rglob("normtheory.jsonl"))) == 2  # another trainer, another version
+    assert len(list(Path().rglob("normtheory.jsonl"))) == 2  # each trainer gets its own version
 
 
 def test_a_torn_line_is_passed_over_and_the_next_run_starts_on_a_new_one(tmp_path):

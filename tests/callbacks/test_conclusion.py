@@ -1,4 +1,4 @@
-"""The end of a fit."""
+"""The table printed at the end of a fit."""
 
 import pytest
 

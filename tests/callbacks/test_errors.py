@@ -1,4 +1,4 @@
-"""Mistakes are named at fit start, with the remedy; failures during a run never end it."""
+"""Mistakes are reported at fit start, with the remedy; failures during a run never stop it."""
 
 import math
 import warnings
@@ -38,7 +38,7 @@ def cross_entropy(module, batch):
 
 
 class Counts(Classifier):
-    """Counts its steps where no snapshot reaches: on the class."""
+    """Counts its steps on the class, which snapshots do not restore."""
 
     steps = 0
 
@@ -53,7 +53,7 @@ def _fresh_count():
 
 
 def assert_refused(callback, module, data, match, error=ValueError):
-    """The fit stops with a message before a single step is taken."""
+    """Assert that the fit stops with a message before the first step."""
     fit = trainer([callback])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -108,7 +108,7 @@ def test_manual_optimisation_needs_a_loss(callback):
     assert module.steps == 0
     fit = trainer([callback(loss=cross_entropy, on_error="raise")], max_epochs=1)
     fit.fit(module, loader())
-    assert module.steps == 7  # only the user's own
+    assert module.steps == 7  # only the user's own steps
     assert math.isfinite(fit.callback_metrics[MAIN[callback]])
 
 
@@ -135,7 +135,7 @@ class DictBatches(Counts):
         return cross_entropy(self, (batch["image"], batch["label"]))
 
 
-@pytest.mark.parametrize("callback", [RSCRatio, NormTheory])  # the Hessian asks for the loss alone
+@pytest.mark.parametrize("callback", [RSCRatio, NormTheory])  # the Hessian needs only the loss
 def test_a_batch_whose_input_cannot_be_found(callback):
     message = (
         r"predict of a probe batch .*'image': Tensor \(8, 6\).*predict=lambda module, batch: module\(batch\['image'\]\)"
@@ -240,7 +240,7 @@ class NaNInEpoch3(Classifier):
         return loss * math.nan if self.current_epoch == 3 else loss
 
     def on_after_backward(self):
-        for p in self.parameters():  # the user's own protection: the weights stay finite
+        for p in self.parameters():  # a guard of the user's: the weights stay finite
             p.grad.nan_to_num_()
 
 
@@ -259,7 +259,7 @@ def test_a_nan_loss_is_logged_as_nan_and_reported_once(callback):
 
 
 class FailsLater:
-    """A predictor that passes the trial at fit start."""
+    """A predictor that passes the trial at fit start and fails later."""
 
     def __init__(self):
         self.calls = 0
@@ -345,7 +345,7 @@ def test_a_subclass_may_take_more_arguments():
 
 
 class FrozenBatchNorm(Counts):
-    """The way to train a BatchNorm net on single samples."""
+    """Trains a BatchNorm net on single samples, with BatchNorm in eval mode."""
 
     def on_train_epoch_start(self):
         self.net[1].eval()
@@ -354,7 +354,7 @@ class FrozenBatchNorm(Counts):
 def test_batches_of_one_sample_under_batchnorm():
     single = loader(batch_size=1)
     fit = trainer([RSCRatio(on_error="raise")], max_epochs=1)
-    fit.fit(FrozenBatchNorm("bn"), single)  # each BatchNorm as it is trained
+    fit.fit(FrozenBatchNorm("bn"), single)  # each BatchNorm in the mode in which it is trained
     assert math.isfinite(fit.callback_metrics["normtheory/rsc_ratio"])
     Counts.steps = 0
     assert_refused(RSCRatio(batch_stats=True), FrozenBatchNorm("bn"), single, "more than 1 value per channel")

@@ -1,4 +1,4 @@
-"""The measured gap: exact numbers, for any form of the batches, in any number of processes."""
+"""The measured gap: exact values, for batches of any form and any number of processes."""
 
 import math
 
@@ -13,7 +13,7 @@ from lightning_normtheory.callbacks.measurement.validation_probe import Validati
 from support.gap_cases import GapCallback, Plain, fit, mean_loss, unseen
 from support.lit import Classifier, loader, rows, tensors, trainer
 
-# -- the number --------------------------------------------------------------------------------------------------------
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("net", ["wn", "bn", "bn-dropout"])
@@ -45,7 +45,7 @@ def test_a_probe_smaller_than_the_validation_set():
 
 
 def test_running_statistics_unless_the_callback_says_otherwise():
-    """At a learning rate of zero the statistics are all that differs."""
+    """At a learning rate of zero only the statistics differ."""
     losses = {}
     for batch_stats in (None, False, True):
         torch.manual_seed(0)
@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_finite_is_not_hidden():
     assert all(math.isnan(value) for value in (metric.compute().train_loss, metric.compute().gap))
 
 
-# -- batches of another form -------------------------------------------------------------------------------------------
+# -- other forms of batches --------------------------------------------------------------------------------------------
 
 
 def dicts(samples):
@@ -118,7 +118,7 @@ def test_transfer_hooks_see_validation_data_as_in_a_validation():
 
 
 class StandingStill(Classifier):
-    """A learning rate of zero: the weights do not depend on how the data are shared out."""
+    """With a learning rate of zero the weights do not depend on how the data are distributed."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -131,7 +131,7 @@ class StandingStill(Classifier):
 
 
 class ByRank(Plain):
-    """Every process has samples of its own."""
+    """Each process has different samples."""
 
     def __iter__(self):
         rank = torch.distributed.get_rank()

@@ -1,4 +1,4 @@
-"""`HessianTopEigenvalue`: what it logs, what it remembers, what it leaves behind."""
+"""`HessianTopEigenvalue`: logged metrics, warm starts, arguments, memory."""
 
 import gc
 import math
@@ -19,7 +19,7 @@ LAMBDA = "normtheory/hessian_lambda_max"
 
 
 class Descent(Classifier):
-    """SGD, whose edge of stability is known."""
+    """Trains with SGD, whose edge of stability is known."""
 
     def __init__(self, net="wn", optimizer=None, **options):
         torch.manual_seed(0)
@@ -37,7 +37,7 @@ def fit(callback, module, epochs=2, data=None, **options):
 
 
 def probe_batches(n=50, batch_size=8):
-    """The probe of a run whose dataset it takes as a whole: same samples, other order, which a mean does not see."""
+    """Return the dataset in batches; the probe has it in a different order, on which a mean does not depend."""
     x, y = tensors(n)
     return list(zip(x.split(batch_size), y.split(batch_size)))
 
@@ -83,7 +83,7 @@ def test_low_memory_and_norm_theory_log_the_same(tmp_path):
                 assert everything[epoch][name] == value, name
 
 
-# --- Where it begins --------------------------------------------------------------------------------------------------
+# --- Warm start -------------------------------------------------------------------------------------------------------
 
 
 def test_later_epochs_begin_with_the_last_vector():
@@ -124,7 +124,7 @@ def test_a_resumed_run_gives_the_numbers_and_the_products_of_an_uninterrupted_on
 
 
 def test_parameters_that_are_frozen_on_the_way(tmp_path):
-    """The vector of before lacks nothing that is still there; what is new begins with the gradient and noise."""
+    """The last vector covers all remaining parameters; new ones start from the gradient and noise."""
 
     class Thaws(Descent):
         def on_train_epoch_start(self):
@@ -181,7 +181,7 @@ def test_parameter_groups_have_an_edge_each():
 
 
 def test_the_edge_is_that_of_the_step_to_come():
-    """Lightning has stepped the scheduler by then: this is the step that the measured weights will take."""
+    """Lightning has stepped the scheduler before: this is the rate of the next step from the measured weights."""
 
     def scheduled(module):
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -291,7 +291,7 @@ def test_a_loss_without_a_graph_is_found_at_the_start():
         fit(callback, Descent())
 
 
-# --- Arguments and traces ---------------------------------------------------------------------------------------------
+# --- Arguments and memory ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_an_operation_without_a_second_derivative_is_named_and_training_goes_on(
 
 @pytest.mark.slow
 def test_memory_after_fifty_epochs_is_that_after_five():
-    """Live tensors, counted by python; the benchmark looks at the process."""
+    """Count live tensors in Python; the benchmark measures the memory of the process."""
     counts = {}
 
     class Count(HessianTopEigenvalue):
@@ -356,7 +356,7 @@ def test_memory_after_fifty_epochs_is_that_after_five():
 
 
 class Asking(Diagnostic):
-    """Asks for a quantity of the Hessian, and fails on request."""
+    """Requests a quantity of the Hessian; can be told to fail."""
 
     metrics = ()
 

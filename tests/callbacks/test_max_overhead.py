@@ -1,4 +1,4 @@
-"""A limit on the time that measuring takes: which epochs it skips, on a clock that the tests set."""
+"""`max_overhead`: which epochs it skips, on a clock that the tests control."""
 
 import math
 import warnings
@@ -19,13 +19,13 @@ from lightning_normtheory.record import jsonl
 from reliability.resume.resume_cases import LAST_STEPS
 from support.lit import Classifier, loader, rows, trainer
 
-BATCHES = 5  # of an epoch, each of which takes two seconds
+BATCHES = 5  # per epoch, two seconds each
 NOW = SimpleNamespace(seconds=0.0)
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """Time stands still, except where a test lets it pass."""
+    """Stop the clock; it advances only where a test says so."""
     NOW.seconds = 0.0
     monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: NOW.seconds))
 
@@ -35,7 +35,7 @@ def wait(seconds):
 
 
 class Slow(Diagnostic):
-    """Takes the given times for its measurements, the last of them from then on."""
+    """Its measurements take the given times; after the last one, that time again."""
 
     key = "measurements"
     metrics = (key,)
@@ -70,7 +70,7 @@ class SlowTheory(NormTheory):
 
 
 class Pass(pl.Callback):
-    """Time passes in the hooks that are named; by default two seconds for each batch."""
+    """Advances the clock in the given hooks; by default two seconds per batch."""
 
     def __init__(self, **seconds):
         for hook, value in (seconds or {"on_train_batch_end": 2.0}).items():
@@ -78,7 +78,7 @@ class Pass(pl.Callback):
 
 
 class Count(pl.Callback):
-    """The batches that are trained."""
+    """Counts the training batches."""
 
     batches = 0
 
@@ -93,7 +93,7 @@ def fit(callback, epochs=10, others=(), checkpoint=None, **arguments):
 
 
 def measured(folder="."):
-    """The epochs with numbers."""
+    """Return the epochs that were measured."""
     return [epoch for epoch, row in rows(folder).items() if "normtheory/measurements" in row]
 
 
@@ -128,13 +128,13 @@ def test_without_a_limit_every_epoch_is_measured():
         (0.5, [5.0], 0.0, list(range(10))),
         (0.5, [5.5], 0.0, [0, 2, 3, 4, 5, 6, 7, 8, 9]),
         (10, [90.0], 0.0, list(range(10))),
-        # the first one is made whatever it takes, and 200 seconds are not earned again
+        # the first measurement is never skipped, and its 200 seconds are never made up for
         (0.1, [100.0], 0.0, [0]),
-        # what is spent at the start counts: 10 + 4 ≤ 15 after six epochs
+        # time spent at fit start counts: 10 + 4 ≤ 15 after six epochs
         (0.25, [4.0], 6.0, [0, 5, 7, 8]),
-        # the last one is the estimate: the second is expected to take 4, the others 1
+        # the last measurement is the estimate: the second is expected to take 4, later ones 1
         (0.25, [4.0, 1.0], 0.0, [0, 3, 4, 5, 6, 7, 8, 9]),
-        # an estimate that is too low is paid for afterwards: 1 + 9 + 9 ≤ 20 after eight epochs
+        # an estimate that is too low counts afterwards: 1 + 9 + 9 ≤ 20 after eight epochs
         (0.25, [1.0, 9.0], 0.0, [0, 1, 7]),
     ],
 )
@@ -157,7 +157,7 @@ def test_epochs_that_are_not_due_are_not_skipped_but_their_time_counts():
     [("on_validation_batch_end", True), ("on_train_epoch_start", True), ("on_train_epoch_end", False)],
 )
 def test_what_lies_between_start_and_end_of_an_epoch_is_training(hook, counts):
-    """Lightning validates before an epoch ends; what callbacks do after ours, at its end, is in neither account."""
+    """Lightning validates before an epoch ends. Time of later callbacks at the epoch's end counts as neither."""
     callback = SlowTheory(4.0, max_overhead=0.25)
     fit(callback, epochs=2, others=[Pass(**{hook: 10.0})], num_sanity_val_steps=0)
     assert callback.state_dict()["budget"] == {
@@ -174,7 +174,7 @@ def test_a_second_fit_has_new_accounts():
         assert measured(folder) == [0, 3, 4]
 
 
-# -- what is written, and what a skip leaves alone ---------------------------------------------------------------------
+# -- the file, and what a skip does not change -------------------------------------------------------------------------
 
 
 def test_skipped_epochs_are_logged_and_written(tmp_path):
@@ -191,7 +191,7 @@ def test_skipped_epochs_are_logged_and_written(tmp_path):
 
 
 def test_a_skip_leaves_the_diagnostics_as_they_were():
-    """The loss ratio is that against the last epoch that was measured."""
+    """The loss ratio refers to the last measured epoch."""
 
     class Watched(NormTheory):
         def make_diagnostics(self):
@@ -228,7 +228,7 @@ def test_a_resumed_run_measures_the_epochs_of_an_uninterrupted_one(tmp_path):
     fit(SlowTheory(4.0, **arguments), epochs=2, default_root_dir=tmp_path / "first").save_checkpoint(
         tmp_path / "a.ckpt"
     )
-    wait(1e6)  # the pause between the two is nobody's time
+    wait(1e6)  # the pause between the fits counts as neither
     fit(SlowTheory(4.0, **arguments), checkpoint=tmp_path / "a.ckpt", default_root_dir=tmp_path / "second")
     assert measured(tmp_path / "first") + measured(tmp_path / "second") == measured(tmp_path / "whole")
 
@@ -242,7 +242,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch(tmp_path):
     assert ours["budget"] == {"training": 16.0, "spent": 4.0, "last": 4.0}
     callback, resumed = SlowTheory(4.0, max_overhead=0.25), Count()
     fit(callback, epochs=2, others=[resumed], checkpoint=path, default_root_dir=tmp_path / "resumed")
-    # Lightning 2.4 trains the batch after which the checkpoint was written once more.
+    # Lightning 2.4 trains the batch before the checkpoint a second time.
     assert resumed.batches == (2 if LAST_STEPS else 3)
     assert callback.state_dict()["budget"] == {"training": 16.0 + 2.0 * resumed.batches, "spent": 4.0, "last": 4.0}
 
@@ -261,8 +261,8 @@ def test_a_checkpoint_from_before_there_were_accounts():
 
 
 class SlowElsewhere(pl.Callback):
-    """In the second process training seems to take no time, so that it would skip everything, or a hundred times as
-    long, so that it would skip nothing."""
+    """By the clock of the second process, training takes no time, so that it would skip every epoch, or a hundred times
+    as long, so that it would skip none."""
 
     def __init__(self, factor):
         self.factor = factor
@@ -272,7 +272,7 @@ class SlowElsewhere(pl.Callback):
 
 
 class Waiting(Slow):
-    """A measurement in which the processes wait for each other, and that says how many take part."""
+    """A measurement in which the processes wait for each other; it returns how many take part."""
 
     key = "measurements"
     metrics = (key, "processes")

@@ -1,4 +1,4 @@
-"""Training with our callbacks is bitwise the training without them."""
+"""Training with the callbacks is bitwise equal to training without them."""
 
 from functools import cache
 
@@ -45,7 +45,7 @@ def test_the_comparison_notices_a_disturbance():
 
 
 def test_metrics_that_the_module_completes_at_the_end_of_its_epoch():
-    """Without the Recorder, which reads what is logged in both runs."""
+    """Compare without the Recorder, which reads the logged values in both runs."""
 
     class Late(Classifier):
         def __init__(self):
@@ -78,7 +78,7 @@ def test_several_callbacks_at_once():
     "case", [pytest.param(case, marks=[pytest.mark.slow] * case.startswith(LOADING)) for case in CASES]
 )
 def test_curvature_in_low_memory_and_of_the_predictor(case):
-    """With every choice that `NormTheory` does not make: forward passes in every product, vmap, Lanczos."""
+    """Cover the options that `NormTheory` does not use: forward passes in every product, vmap, Lanczos."""
     options = {"method": "lanczos", "memory": "low", "predictor_samples": 3, "max_hvps": 4}
     assert run_bare(case) == run(case, [HessianTopEigenvalue(on_error="raise", **options, **CASES[case][2])])
 

@@ -1,4 +1,4 @@
-"""`NTKLeastEigenvalue`: what it logs, what it remembers."""
+"""`NTKLeastEigenvalue`: logged metrics, checkpoints, warnings."""
 
 import math
 import warnings
@@ -32,7 +32,7 @@ def fit(callback, module, epochs=2, data=None, **options):
 
 
 def kernel_of(module, n=20, **options):
-    """Of the whole dataset, which the probe holds in another order: spectra do not see it."""
+    """Return the kernel of the whole dataset. The probe has a different order, on which spectra do not depend."""
     return empirical_ntk(module.net, tensors(n)[0], **options)
 
 
@@ -113,7 +113,7 @@ def test_the_first_kernel_of_an_iterable_dataset_is_the_reference():
 
 
 def resumed(folder, samples=10, probe=16, **options):
-    """Two epochs, then two more from the checkpoint."""
+    """Train two epochs, then two more from the checkpoint."""
     pl.seed_everything(0)
     first = trainer(
         [NTKLeastEigenvalue(samples=10, probe=16, on_error="raise")], max_epochs=2, default_root_dir=folder / "a"
@@ -136,7 +136,7 @@ def test_the_reference_survives_a_checkpoint(tmp_path):
         assert {name: value for name, value in after[epoch].items() if "seconds" not in name} == expected
     state = torch.load(tmp_path / "two.ckpt", weights_only=True)["callbacks"]
     (ours,) = [value for key, value in state.items() if key.startswith("NTKLeastEigenvalue")]
-    assert ours["diagnostics"]["ntk_lambda_min"]["reference"].shape == (55,)  # what is on and above the diagonal
+    assert ours["diagnostics"]["ntk_lambda_min"]["reference"].shape == (55,)  # the upper triangle with the diagonal
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_many_outputs_are_named():
 
 
 def test_a_loss_is_not_needed():
-    """Manual optimization is no obstacle."""
+    """The kernel needs no loss, so manual optimization is allowed."""
 
     class Manual(Seeded):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""The samples that everything is measured on."""
+"""`Probe`: the samples on which everything is measured."""
 
 from collections import UserDict
 
@@ -21,7 +21,7 @@ from support.lit import Augmented, Classifier, Stream, loader, tensors, trainer
 
 
 def probe_of(data, samples=20, **arguments):
-    """The probe after a fit, and the module that was trained."""
+    """Return the probe after a fit, and the trained module."""
     probe = Probe(samples)
     trainer([RSCRatio(probe=probe, on_error="raise", **arguments)], max_epochs=1).fit(Classifier("bn"), data)
     return probe
@@ -32,7 +32,7 @@ def data_of(probe):
 
 
 def indices_of(x, n=50):
-    """Which samples of `tensors()` these are, by comparison."""
+    """Return the indices of these samples in `tensors()`, found by comparison."""
     return [int(torch.nonzero((tensors(n)[0] == row).all(1))) for row in x]
 
 
@@ -72,7 +72,7 @@ def test_the_seed_and_nothing_else_decides():
 
 
 class Counting(TensorDataset):
-    """Counts where no snapshot reaches: on the class."""
+    """Counts on the class, which snapshots do not restore."""
 
     reads = 0
 
@@ -115,7 +115,7 @@ def test_iterable_data_gives_copies_of_the_first_batches(workers):
             self.batches += (batch[0].clone(),)
 
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            batch[0].zero_()  # what the loop does with a batch afterwards must not reach the probe
+            batch[0].zero_()  # later changes of a batch must not reach the probe
 
     keep, probe = Keep(), Probe(20)
     fit = trainer([RSCRatio(probe=probe, on_error="raise"), keep], max_epochs=1)

@@ -27,7 +27,7 @@ each_bar = pytest.mark.parametrize(("package", "kind"), BARS)
 
 @pytest.fixture
 def screen(monkeypatch):
-    """A terminal of 80 columns, on which every step is drawn at once."""
+    """Return a terminal of 80 columns on which every step is drawn at once."""
     for name, value in {"COLUMNS": "81", "LINES": "25", "TERM": "xterm-256color"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -38,7 +38,7 @@ def screen(monkeypatch):
     )  # which prints a table
     screen = Screen()
     yield screen
-    rich.reconfigure()  # Lightning has changed the console of all
+    rich.reconfigure()  # Lightning has changed the global console
 
 
 @each_bar
@@ -65,7 +65,7 @@ def test_the_bar_looks_afterwards_as_if_nothing_had_happened(monkeypatch, screen
     fit(monkeypatch, quiet, package, [make_bar(package, kind, quiet, leave=leave)])
     states = []
 
-    class Before(HostCallback):  # Lightning 2.4 takes none of the other package's
+    class Before(HostCallback):  # Lightning 2.4 refuses callbacks of the other package
         def on_train_epoch_end(self, run, module):
             refresh(run)
             states.append(stable(screen.lines))
@@ -149,21 +149,21 @@ def test_a_display_that_fails_is_reported_once_and_stops_nothing(monkeypatch, sc
 
 
 def display(bar, rank_zero=True):
-    """Whether a measurement in a run with this bar would show anything."""
+    """Return whether a measurement in a run with this bar would show anything."""
     run = SimpleNamespace(progress_bar_callback=bar, is_global_zero=rank_zero)
     with MeasurementProgress(run, "normtheory", pytest.fail) as shown:
         return shown._kind is not None
 
 
 class Own(pl.callbacks.ProgressBar):
-    """A bar of the user's, with all that a bar of Lightning's has, save the class."""
+    """A custom bar that has the attributes of Lightning's bars, but not their class."""
 
     is_enabled = True
     refresh_rate = 1
 
 
 class TQDMProgressBar(Own):
-    """The name alone says nothing."""
+    """A custom bar with the name of Lightning's."""
 
 
 class Derived(pl.callbacks.TQDMProgressBar):
@@ -178,7 +178,7 @@ def test_nothing_is_shown_without_a_bar_of_lightnings():
     assert not display(pl.callbacks.TQDMProgressBar(refresh_rate=0))
     assert not display(Own())
     assert not display(TQDMProgressBar())
-    assert not display(pl.callbacks.RichProgressBar())  # whose display has not begun
+    assert not display(pl.callbacks.RichProgressBar())  # its display has not started
     assert not display(object())
 
 

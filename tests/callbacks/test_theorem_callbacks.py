@@ -1,4 +1,4 @@
-"""RademacherBound, ConvergenceCertificate, BatchNormTheory in a trainer: the numbers of the theory floor, and when."""
+"""RademacherBound, ConvergenceCertificate, BatchNormTheory log the values of the theory functions, where they apply."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def test_beta_is_above_the_largest_eigenvalue_of_the_hessian_and_the_step_keeps_
     measured = fit(ConvergenceCertificate(on_error="raise"), module, data, epochs=3)
     top = hessian_top_eigenvalue(module.net, square, [data], method="lanczos")
     assert top.value <= measured["certificate_beta"]
-    # Every epoch is one step of gradient descent on the whole of the training set.
+    # Every epoch is one step of gradient descent on the whole training set.
     history = rows()
     for before, after in ((history[0], history[1]), (history[1], history[2])):
         guaranteed = before["normtheory/certificate_own_rate"]
@@ -159,7 +159,7 @@ def test_bound_and_gap_are_those_of_the_theory_floor():
 
 
 def test_a_bound_that_says_something():
-    """A linear function that fits many samples: less than the loss of no function at all."""
+    """For a linear function that fits many samples, the bound is below the loss of the zero function."""
     net = nn.Linear(3, 1, bias=False).double()
     net.weight.data = torch.tensor([[0.3, 0.4, 0.0]], dtype=torch.float64)
     x = samples(200_000)[0]
@@ -217,7 +217,7 @@ def test_margins_and_displacements_of_the_papers_network():
 
 
 def test_the_corrected_lemma_bounds_the_papers_network():
-    """Where the form holds, the bound is BN's, corrected, for n samples as long as the longest."""
+    """For a network of BN's form the bound is BN's, corrected, for n samples with the largest norm."""
     from lightning_normtheory import batchnorm_rademacher
 
     data, net = two_classes(), two_layers()
@@ -261,7 +261,7 @@ def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one(tmp_path, net):
 
 
 def test_theorems_are_looked_for_again_after_a_start_without_a_loss():
-    """A first epoch whose loss is no number must not settle the table, nor the header, for the whole run."""
+    """A first epoch with a NaN loss must not fix the table or the header for the whole run."""
 
     class Late(Classifier):
         def training_step(self, batch, batch_idx):

@@ -1,4 +1,4 @@
-"""The generalization gap, and the validation samples that it is measured on."""
+"""`ValidationProbe`: the validation samples for the generalization gap."""
 
 import math
 import warnings
@@ -20,7 +20,7 @@ from support.neutral_cases import OtherRecorder, Recorder, Sliced, generators, s
 
 
 class WithoutStep(pl.LightningModule):
-    """Lightning never asks for a validation loader where no step would use it."""
+    """Lightning does not create a validation loader if there is no validation_step."""
 
     def __init__(self):
         super().__init__()
@@ -103,11 +103,11 @@ def test_an_iterable_set_gives_copies_of_the_first_validation(workers):
                 self.batches += (batch[0].clone(),)
 
         def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
-            batch[0].zero_()  # what the loop does with a batch afterwards must not reach the probe
+            batch[0].zero_()  # later changes of a batch must not reach the probe
 
     class InPlace(Classifier):
         def training_step(self, batch, batch_idx):
-            batch[0].mul_(1.0)  # would refuse a tensor of an inference mode, which a validation within a fit has not
+            batch[0].mul_(1.0)  # fails on a tensor from inference mode; validation within a fit does not use it
             return super().training_step(batch, batch_idx)
 
     keep, callback = Keep(), GapCallback(probe=20, on_error="raise")
@@ -148,7 +148,7 @@ def test_batches_that_cannot_be_counted_do_not_end_the_training():
 @pytest.mark.parametrize("sanity", [0, 2])
 def test_validation_every_second_epoch(sanity):
     found = fit(None, unseen(), epochs=4, check_val_every_n_epoch=2, num_sanity_val_steps=sanity)
-    # Without the check at the start, Lightning has no loader before the second epoch.
+    # Without the sanity check, Lightning has no loader before the second epoch.
     assert [epoch for epoch, row in found.rows.items() if "gap" in row] == ([1, 2, 3] if sanity == 0 else [0, 1, 2, 3])
 
 
@@ -215,7 +215,7 @@ def test_resuming_changes_no_number(tmp_path, validation):
 
 
 def test_the_checkpoint_decides_which_samples(tmp_path):
-    """The set has grown: a new draw would be another one."""
+    """The dataset has grown, so a new draw would differ."""
     first = fit(None, unseen(20), Classifier("bn"), probe=10, folder=tmp_path / "first")
     grown = DataLoader(TensorDataset(*(torch.cat(pair) for pair in zip(tensors(20, 5), tensors(20, 6)))), 8)
     arguments = {"epochs": 2, "probe": 10, "checkpoint": tmp_path / "first" / "last.ckpt", "folder": tmp_path / "b"}
@@ -269,7 +269,7 @@ def test_callbacks_without_need_do_not_look_at_validation_data():
     assert callback.state_dict()["validation_probe"] is None
 
 
-# -- nothing changes ---------------------------------------------------------------------------------------------------
+# -- neutral -----------------------------------------------------------------------------------------------------------
 
 
 def noisy_stream():
@@ -281,7 +281,7 @@ def noisy_set(**kwargs):
 
 
 class Counted(Classifier):
-    """Validates on its own data, which it counts, and trains on what it has validated."""
+    """Counts how often its validation loader is created; its training depends on the validated data."""
 
     def __init__(self, data):
         super().__init__("bn-dropout")

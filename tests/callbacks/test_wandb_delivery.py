@@ -1,4 +1,4 @@
-"""What reaches W&B: the real client against a stand-in for its server."""
+"""The data that reach W&B: the real client with a fake server."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SUPPORT = Path(support.__file__).parent
 
 
 def start(folder, server, *command, **environment):
-    """A process in this folder that finds W&B at the server, whatever the environment says otherwise."""
+    """Run a process in this folder whose W&B client uses the server, regardless of the environment."""
     folder.mkdir(exist_ok=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     known = {"OMP_NUM_THREADS": "1", **server.environment(), **environment}
@@ -32,7 +32,7 @@ def start(folder, server, *command, **environment):
 
 
 def fit(folder, server, environment=None, **options):
-    """`wandb_fit.py` with these options; it must succeed."""
+    """Run `wandb_fit.py` with these options, and require success."""
     done = start(folder, server, SUPPORT / "wandb_fit.py", json.dumps(options), **(environment or {}))
     assert done.returncode == 0, done.stderr
     assert server.unknown == []
@@ -40,7 +40,7 @@ def fit(folder, server, environment=None, **options):
 
 
 def of_ours(row):
-    """Our numbers; the table of layers is another kind of row."""
+    """Return the callbacks' metrics of a row, without the table of layers."""
     return {n: v for n, v in row.items() if n.startswith(("normtheory", "other")) and "/table" not in n}
 
 
@@ -50,7 +50,7 @@ def bare(name):
 
 
 def assert_delivered(run, folder, epochs):
-    """Every row of the file, once, with every metric; and the definition of each metric."""
+    """Assert that every row of the file arrived once, with all metrics and their definitions."""
     written = rows(folder)
     assert sorted(written) == list(range(epochs))
     arrived = [row for row in run.history if "normtheory/rsc_ratio" in row]
@@ -67,7 +67,7 @@ def assert_delivered(run, folder, epochs):
 
 @pytest.fixture(scope="module")
 def online(tmp_path_factory):
-    """A run with other loggers beside."""
+    """A run with two more loggers."""
     folder = tmp_path_factory.mktemp("online")
     with WandbServer() as server:
         fit(folder, server, beside=["TensorBoardLogger", "CSVLogger"])
@@ -81,7 +81,7 @@ def test_every_row_arrives_with_its_definitions(online):
 
 
 def test_a_definition_comes_before_the_first_row_with_its_name(online):
-    """In the client's own protocol, which is what it sends from."""
+    """Read the client's own protocol, from which it sends."""
     _, folder = online
     if "leet" not in wandb_cli.cli.commands:
         pytest.skip("this client of W&B cannot show what is in its file")

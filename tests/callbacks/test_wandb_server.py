@@ -1,4 +1,4 @@
-"""The stand-in for W&B's server keeps what it is sent."""
+"""The fake W&B server of the tests stores what the client sends."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What W&B is told besides the numbers, by a client that only remembers what it was asked for."""
+"""Definitions, settings and tables for W&B, with a client that only records the calls."""
 
 import random
 import warnings
@@ -22,7 +22,7 @@ LAYERS = {"net.0": {"weight_norm": 0.5, "ntk_share": float("nan")}, "net.3": {"n
 
 
 def wandb_logger(kind=pl.loggers.WandbLogger, **arguments):
-    """One whose run only remembers what it is asked for."""
+    """A logger whose run only records the calls."""
     experiment = mock.Mock(["define_metric", "config", "log", "id"], id="x")
     experiment.config = mock.MagicMock(wraps=dict(arguments.pop("config", {})))
     return kind(project="demo", experiment=experiment, **arguments)
@@ -105,11 +105,11 @@ def test_two_loggers_of_two_runs_or_of_one():
 
 
 class Derived(lightning.pytorch.loggers.WandbLogger):
-    """A user's own."""
+    """A logger derived by a user."""
 
 
 class WandbLogger(pl.loggers.CSVLogger):
-    """Only called so."""
+    """Has the name, but is no WandbLogger."""
 
     @property
     def experiment(self):
@@ -204,7 +204,7 @@ def test_no_table_without_layers():
 
 
 class Drawing:
-    """A client that draws from every generator whatever it is asked for."""
+    """A client that draws from every generator in every call."""
 
     id = "x"
 
