@@ -182,25 +182,25 @@ class BatchNormTheory(DiagnosticCallback):
     Logged after every n-th epoch:
 
     * ``normtheory/batchnorm_epsilon``: ε_N = max 1/N_j over all features of all layers (BN, Assumption 1.1), and
-      ``normtheory_layers/batchnorm_epsilon__LAYER``, from the running statistics, at that moment; layers that keep none
-      are left out;
+      ``normtheory_layers/batchnorm_epsilon__LAYER``, from the current running statistics; layers without them are left
+      out;
 
-    and for a network of BN's form, on the first samples of the probe, whose statistics are used:
+    and for a network of BN's form, with the statistics of the first samples of the probe:
 
     * ``normtheory/batchnorm_epsilon_start``: ε_N at fit start; ``normtheory/batchnorm_input_norm``: max‖x̄_i‖, which the
-      theory takes to be at most 1; ``normtheory/batchnorm_shift``: the largest bias behind the normalization, 0 at fit
-      start, and in the theory for ever;
+      theory assumes to be at most 1; ``normtheory/batchnorm_shift``: the largest bias behind the normalization, 0 at
+      fit start, and always 0 in the theory;
     * ``normtheory/batchnorm_displacement_u`` = ‖U_t − U_0‖, U = (a, c), and ``…_displacement_v`` = ‖V_t − V_0‖_F;
 
-    and if the labels are of two classes:
+    and if the labels have two classes:
 
     * ``normtheory/batchnorm_gamma_a``, ``…_gamma_c``: the margins of Assumption 1.2 at fit start, with the factor 1/√m,
       exact for V frozen at V_0, which bounds those of the paper from below; ``…_gamma_gap``: the error of their sum;
-    * ``normtheory/batchnorm_radius_u``, ``…_radius_v``: what the displacements stay below by Theorem 2.1, and
-      ``…_within_radii``: 1 while they do, else 0;
-    * ``normtheory/batchnorm_width_needed``, ``…_width_ok``: the theorem's condition on the width, and where that and
-      the one on the inputs hold ``…_error_bound``: its eq. (2) after the steps so far, ``…_error_vacuous``: 1 if that
-      is 1 or more. Radii, width and bound are as printed: see `batchnorm_theorem` for what of it is proved.
+    * ``normtheory/batchnorm_radius_u``, ``…_radius_v``: the bounds of the displacements by Theorem 2.1, and
+      ``…_within_radii``: 1 if both hold, else 0;
+    * ``normtheory/batchnorm_width_needed``, ``…_width_ok``: the theorem's condition on the width; if it and the
+      condition on the inputs hold, ``…_error_bound``: its eq. (2) after the steps so far, ``…_error_vacuous``: 1 if
+      that is 1 or more. Radii, width and bound are as printed; `batchnorm_theorem` says which parts are proved.
 
     Raises:
         ValueError: at fit start, if the model has no BatchNorm.

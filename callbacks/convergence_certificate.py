@@ -272,16 +272,16 @@ def _rsc_papers(
 
 class ConvergenceCertificate(DiagnosticCallback):
     """Logs which sufficient condition for convergence holds, its margin, the guaranteed rate and the measured rate.
-    Says at fit start which theorems of the five papers apply to the network, and why the other ones do not.
+    Prints at fit start which theorems of the five papers apply to the network, and why the remaining ones do not.
 
     Every guarantee is about one step of gradient descent on the samples of the probe, from the current parameters:
-    L⁺ ≤ rate · L. It holds for the training set if the probe is the whole of it. Steps on other batches, momentum
+    L⁺ ≤ rate · L. It holds for the training set if the probe is the whole set. Steps on other batches, momentum
     and weight decay have no guarantee in these papers, and a condition that holds now need not hold after such steps.
     For the square loss only, recognized by its value at every measurement.
 
-    The table of the theorems is printed at fit start, and is in the header of ``normtheory.jsonl``.
+    The header of ``normtheory.jsonl`` also has the table of the theorems.
 
-    Logged after every n-th epoch, as far as they apply to the network; what cannot be tested is not logged:
+    Logged after every n-th epoch, as far as they apply to the network and can be tested:
 
     * chains of Linear layers or convolutions with smooth activations: ``normtheory/certificate_rsc``: 1 if α > 0 (WN,
       Lemma 5.1, generalized), ``…_rsc_margin`` = α;

@@ -202,22 +202,22 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     Logged after every n-th epoch:
 
     * ``normtheory/ntk_lambda_min``: λ_min, and ``normtheory/ntk_lambda_min_floor``: its error bound. The theory's
-      condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where that is not;
+      condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where K_full is singular;
     * ``normtheory/ntk_lambda_max``, ``normtheory/ntk_condition_number`` (infinite below the floor) and
       ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²; ``normtheory/ntk_samples``: n;
     * ``normtheory/ntk_change``: ‖K − K₀‖_F/‖K₀‖_F against the kernel at fit start, and ``normtheory/ntk_change_max``,
-      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first one measured. In a network with
-      BatchNorm, whose running statistics are not yet those of the data, K₀ changes with these alone;
+      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first kernel measured. With BatchNorm,
+      part of the change comes from the running statistics, which at fit start are not yet those of the data;
     * ``normtheory/ntk_label_alignment``: the cosine between the centered kernel and that of the labels, where the batch
       is a pair (x, y);
     * with WeightNorm, ``normtheory/ntk_direction_share``, ``…_length_share``, ``…_rest_share``: the parts of the trace;
       ``normtheory/ntk_direction_lambda_min`` and ``normtheory/ntk_length_lambda_min``; ``normtheory/ntk_crossover`` =
-      √(λ_min(K_direction)/λ_min(K_length)), above 1 where the directions dominate, where both are above their floors;
+      √(λ_min(K_direction)/λ_min(K_length)), above 1 if the directions dominate; logged if both are above their floors;
     * for a network of DGM's form, ``normtheory/ntk_alpha``, ``…_lambda_0``, ``…_mu_0`` and
       ``normtheory/ntk_threshold``: λ₀/(2α²) for α ≤ 1, μ₀/2 for α > 1 (DGM, Theorems 4.1 and 4.2), with
       ``…_threshold_distance``, negative below;
     * ``normtheory_layers/ntk_share__LAYER`` and, with WeightNorm, ``…_direction_share__LAYER`` and
-      ``…_length_share__LAYER``: what a layer contributes to the trace, up to 512 samples, not for ``outputs="full"``;
+      ``…_length_share__LAYER``: a layer's share of the trace, up to 512 samples, not for ``outputs="full"``;
     * ``normtheory/ntk_seconds``, and ``normtheory/seconds`` for the whole measurement.
 
     The arguments that are not listed are those of `DiagnosticCallback`.

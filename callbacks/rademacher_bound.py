@@ -139,29 +139,29 @@ def _why_not(problem: Problem, n: int | None) -> str:
 
 class RademacherBound(DiagnosticCallback):
     """Logs a bound of the Rademacher complexity of the network's class, the generalization bound that follows from it,
-    and the gap that is measured between training and validation samples.
+    and the measured gap between training and validation loss.
 
-    The class: all networks of the same structure, with the norms of its layers no larger than they are now; rows for
-    tanh and its like (WN, Theorem 6.1, with trained lengths), Frobenius norms for ReLU (Golowich et al. 2018), a
-    BatchNorm with its running statistics folded into its layer, sums for residual connections. Of the two-layer ReLU
-    networks of BN (`batchnorm_form`), those around the weights at fit start, by BN's Lemma F.1, corrected. The
-    docs derive every step (theorems.md). A network with another step (attention, LayerNorm) logs NaN, with the reason
-    once.
+    The class contains all networks of the same structure whose layer norms are at most the current ones: row norms for
+    tanh-like activations (WN, Theorem 6.1, with trained lengths), Frobenius norms for ReLU (Golowich et al. 2018). A
+    BatchNorm is folded into its layer with its running statistics; for residual connections the bounds of the branches
+    add up. For the two-layer ReLU networks of BN (`batchnorm_form`), the class is around the weights at fit start, by
+    BN's Lemma F.1, corrected. The docs derive every step (theorems.md). For a network with any other operation
+    (attention, LayerNorm) the bound is NaN, and a warning gives the reason once.
 
     Logged after every n-th epoch:
 
     * ``normtheory/rademacher_bound``: Σ_h R_n(f_h) over the outputs h, n being the size of the training set, at the
-      norms of now ("at fixed radii");
-    * ``normtheory/rademacher_x_norm``: max ‖x‖ that it is for: that of the probe, unless ``x_norm`` is given;
+      current norms ("at fixed radii");
+    * ``normtheory/rademacher_x_norm``: the bound of ‖x‖ that it uses: ``x_norm``, or the largest on the probe;
     * for the square, cross-entropy or logistic loss, ``normtheory/generalization_bound``: with probability 1 − δ the
-      expected loss exceeds that of the training set by no more; a union over a grid of radii makes it hold for norms
-      that are measured after training; ``normtheory/generalization_bound_fixed_radii``: without that union, for norms
-      that had been fixed before;
-    * ``normtheory/population_loss_bound``: the bound + the loss of the probe, which stands for that of the training set
-      (with BatchNorm, only where the run has validation data), and ``normtheory/generalization_bound_vacuous``: 1 if
-      that is no less than the loss of a network whose outputs are all zero, else 0;
-    * where the run has validation data, ``normtheory/generalization_gap`` = validation loss − train loss, both of the
-      same size of samples and with the loss of the training step, with ``…_train_loss`` and ``…_validation_loss``;
+      expected loss exceeds the training loss by at most this; a union over a grid of radii makes it hold for norms
+      measured after training; ``normtheory/generalization_bound_fixed_radii``: without that union, for norms fixed
+      before training;
+    * ``normtheory/population_loss_bound``: the bound + the loss of the probe, as an estimate of the training loss
+      (with BatchNorm, only if the run has validation data), and ``normtheory/generalization_bound_vacuous``: 1 if
+      that is not below the loss of a network whose outputs are all zero, else 0;
+    * if the run has validation data, ``normtheory/generalization_gap`` = validation loss − train loss, both with
+      the loss of the training step on equally many samples, and ``…_train_loss`` and ``…_validation_loss``;
     * ``normtheory/seconds``: the time of the measurement.
 
     The arguments that are not listed are those of `DiagnosticCallback`.
