@@ -1,14 +1,12 @@
 """`HessianTrace`: the trace of the loss's Hessian with its standard error."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
-from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
+from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, layer_metric
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
-from lightning_normtheory.callbacks.measurement.function import BatchFunction
-from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.hessian.operator import Memory
 from lightning_normtheory.hessian.trace import TraceEstimate, check_products, estimate_trace
 
@@ -39,10 +37,8 @@ class HessianTraceDiagnostic(Diagnostic):
             f"{self.key}_seconds": answer.seconds,
         }
         for layer, (value, error) in trace.layers.items():
-            label = layer.replace(".", "_")
-            while f"layers/{self.key}__{label}" in metrics:  # "a.b_c" and "a_b.c" are different layers
-                label += "_"
-            metrics |= {f"layers/{self.key}__{label}": value, f"layers/{self.key}_error__{label}": error}
+            metrics[layer_metric(self.key, layer, metrics)] = value
+            metrics[layer_metric(f"{self.key}_error", layer, metrics)] = error
         return metrics
 
 
@@ -75,22 +71,10 @@ class HessianTrace(DiagnosticCallback):
     """
 
     def __init__(
-        self,
-        probe: int | Probe = 512,
-        every_n_epochs: int = 1,
-        loss: BatchFunction | None = None,
-        predict: BatchFunction | None = None,
-        batch_stats: bool | None = None,
-        prefix: str = "normtheory",
-        on_error: Literal["warn", "raise"] = "warn",
-        *,
-        max_overhead: float | None = None,
-        hvps: int = 30,
-        layers: bool = False,
-        memory: Memory = "high",
+        self, *args: Any, hvps: int = 30, layers: bool = False, memory: Memory = "high", **kwargs: Any
     ) -> None:
         self._options: dict[str, Any] = {"hvps": hvps, "layers": layers, "memory": memory}
-        super().__init__(probe, every_n_epochs, loss, predict, batch_stats, prefix, on_error, max_overhead=max_overhead)
+        super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
         return [HessianTraceDiagnostic(**self._options)]
