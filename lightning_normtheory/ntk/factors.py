@@ -143,12 +143,7 @@ def _cat(sides: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def add_parts(
-    out: dict[Part, Tensor],
-    part: Part,
-    first: LeafFactors,
-    second: LeafFactors,
-    *,
-    weight_norm: WeightNormMap | None,
+    out: dict[Part, Tensor], part: Part, first: LeafFactors, second: LeafFactors, *, weight_norm: WeightNormMap | None
 ) -> None:
     """Add ⟨∇_i, ∇_j⟩ to ``out[part]``, or for a weight w = g v/‖v‖ its two parts to direction and length.
 

@@ -102,11 +102,7 @@ def add_outer_gram(
 
 
 def add_lookup_gram(
-    out: Tensor,
-    rows: tuple[Sequence[Tensor], Sequence[Tensor]],
-    indices: tuple[Tensor, Tensor],
-    *,
-    upper: bool,
+    out: Tensor, rows: tuple[Sequence[Tensor], Sequence[Tensor]], indices: tuple[Tensor, Tensor], *, upper: bool
 ) -> None:
     """out += Σ_pq [t_ip = t_jq](r_ip·r_jq) for gradients r (n, q, T, d) of the rows t (n, T) of a table."""
     (first, second), (t, s) = rows, indices

@@ -36,14 +36,8 @@ from support.cli_cases import refusal
         ("run quickstart --nothing.like.it=5", "There is no option --nothing.like.it."),
         ("run quickstart --model.zzz=5", "There is no option --model.zzz. Options of --model: "),
         ("run quickstart --model.width abc", "--model.width expects int, got 'abc'."),
-        (
-            "run quickstart --trainer.max_epochs abc",
-            "--trainer.max_epochs expects … int … , got 'abc'.",
-        ),
-        (
-            "run quickstart --trainer.max_epochs",
-            "--trainer.max_epochs expects … int … , got nothing.",
-        ),
+        ("run quickstart --trainer.max_epochs abc", "--trainer.max_epochs expects … int … , got 'abc'."),
+        ("run quickstart --trainer.max_epochs", "--trainer.max_epochs expects … int … , got nothing."),
         ("run quickstart --model Nothing", "--model expects … , got 'Nothing'."),
         ("run quickstart -c nofile.yaml", "--config does not accept 'nofile.yaml'."),
         ("sweep quickstart --grid model.widht=1,2", "no option --model.widht. Did you mean --model.width?"),

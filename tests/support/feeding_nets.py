@@ -148,9 +148,7 @@ NETS = {
         pairs="a>bn",
         complete=False,
     ),
-    "cat along the batch": Net(
-        wrap(lambda m, x: m.bn(torch.cat([m.a(x), m.b(x)], 0)), a=conv, b=conv, bn=bn),
-    ),
+    "cat along the batch": Net(wrap(lambda m, x: m.bn(torch.cat([m.a(x), m.b(x)], 0)), a=conv, b=conv, bn=bn)),
     "cat along space": Net(wrap(lambda m, x: m.bn(torch.cat([m.a(x), m.b(x)], 2)), a=conv, b=conv, bn=bn)),
     "cat with the input along space": Net(
         wrap(lambda m, x: m.bn(torch.cat([m.a(x), x], 2)), a=lambda: conv(4, 4), bn=bn), lambda: image(4)
@@ -208,9 +206,7 @@ NETS = {
         pairs="conv>a conv>b",
     ),
     "shared layer behind the batch norm of its tanh": Net(
-        wrap(
-            lambda m, x: m.b(m.conv(m.a(m.conv(x).tanh()))), conv=lambda: conv(3, 3), a=lambda: bn(3), b=lambda: bn(3)
-        ),
+        wrap(lambda m, x: m.b(m.conv(m.a(m.conv(x).tanh()))), conv=lambda: conv(3, 3), a=lambda: bn(3), b=lambda: bn(3))
     ),
     "shared batch norm": Net(wrap(lambda m, x: m.bn(m.a(x)) + m.bn(m.b(x)), a=conv, b=conv, bn=bn), pairs="a>bn b>bn"),
     "shared batch norm, once on a tanh": Net(
@@ -236,19 +232,12 @@ NETS = {
     "gate": Net(wrap(gated, conv=conv, gate=lambda: biased(4, 4, 1), bn=bn)),
     "slope that depends on the value": Net(wrap(dynamic_slope, conv=conv, bn=bn)),
     "slope that is a parameter": Net(
-        wrap(lambda m, x: m.bn(F.prelu(m.conv(x), m.prelu.weight)), conv=conv, prelu=nn.PReLU, bn=bn),
-        pairs="conv>bn",
+        wrap(lambda m, x: m.bn(F.prelu(m.conv(x), m.prelu.weight)), conv=conv, prelu=nn.PReLU, bn=bn), pairs="conv>bn"
     ),
     "chunk": Net(
         wrap(lambda m, x: m.bn(m.conv(x).chunk(2, 1)[0]), conv=conv, bn=lambda: bn(2)), pairs="conv>bn", complete=False
     ),
-    "split, one half squashed": Net(
-        wrap(
-            half_squashed,
-            conv=conv,
-            bn=bn,
-        ),
-    ),
+    "split, one half squashed": Net(wrap(half_squashed, conv=conv, bn=bn)),
     # where the channels are
     "sequence, wrong axis": Net(
         sequential(lambda: nn.Linear(3, 4), lambda: bn1d(7)), sequence, reasons={"1": "another axis"}
@@ -324,7 +313,7 @@ NETS = {
         wrap(lambda m, x: m.bn(m.conv(x).permute(0, 2, 3, 1).permute(0, 3, 1, 2)), conv=biased, bn=bn), pairs="conv>bn"
     ),
     "transposed by an axis that is computed": Net(
-        wrap(lambda m, x: m.bn(m.conv(x).transpose(1, x.dim() - 1)), conv=conv, bn=lambda: bn(6)),
+        wrap(lambda m, x: m.bn(m.conv(x).transpose(1, x.dim() - 1)), conv=conv, bn=lambda: bn(6))
     ),
     "flatten": Net(sequential(biased, nn.Flatten, lambda: bn1d(144)), pairs="0>2"),
     "functional flatten": Net(
@@ -337,7 +326,7 @@ NETS = {
         complete=False,
     ),
     "flatten everything but the end": Net(
-        wrap(lambda m, x: m.bn(m.conv(x).flatten(0, 2)), conv=conv, bn=lambda: bn1d(6)),
+        wrap(lambda m, x: m.bn(m.conv(x).flatten(0, 2)), conv=conv, bn=lambda: bn1d(6))
     ),
     "view": Net(
         wrap(lambda m, x: m.bn(m.conv(x).reshape(5, -1)), conv=biased, bn=lambda: bn1d(144)),
@@ -351,9 +340,7 @@ NETS = {
     "mean over an axis that is computed": Net(
         wrap(lambda m, x: m.bn(m.conv(x).mean(x.dim() - 1)), conv=biased, bn=bn1d), pairs="conv>bn", complete=False
     ),
-    "mean over channels": Net(
-        wrap(lambda m, x: m.bn(m.conv(x).mean(1)), conv=conv, bn=lambda: bn1d(6)),
-    ),
+    "mean over channels": Net(wrap(lambda m, x: m.bn(m.conv(x).mean(1)), conv=conv, bn=lambda: bn1d(6))),
     # With as many rows as channels only the axis is left to tell.
     "mean over channels, as many rows": Net(
         wrap(lambda m, x: m.bn(m.conv(x).mean(1)), conv=conv, bn=bn1d), lambda: image(3, 4)
@@ -371,7 +358,7 @@ NETS = {
         lambda: (torch.randn(5, 6, 6, 3, dtype=torch.float64),),
     ),
     "linear over the width of an image": Net(
-        wrap(lambda m, x: m.bn(m.layer(m.conv(x))), conv=conv, layer=lambda: nn.Linear(6, 4), bn=bn),
+        wrap(lambda m, x: m.bn(m.layer(m.conv(x))), conv=conv, layer=lambda: nn.Linear(6, 4), bn=bn)
     ),
     "pool over features behind a flatten": Net(
         sequential(conv, nn.Flatten, lambda: nn.MaxPool1d(3, 1, 1), lambda: bn1d(144))
@@ -439,9 +426,7 @@ NETS = {
         complete=False,
     ),
     "hook that only looks": Net(
-        hooked(lambda net: net[0].register_forward_hook(lambda module, args, output: None)),
-        pairs="0>2",
-        complete=False,
+        hooked(lambda net: net[0].register_forward_hook(lambda module, args, output: None)), pairs="0>2", complete=False
     ),
     "forward of a layer replaced": Net(replaced_forward(0)),
     "forward of an identity replaced": Net(replaced_forward(1)),

@@ -187,10 +187,7 @@ ONE_BY_ONE = {
     "language-model": Tokens(partial(language_model, False), (4,), (6,)),
     "bilinear": Model(lambda: Graph(lambda m, x: m.layer(x, x), layer=nn.Bilinear(4, 4, 3))),
     "embedding-bag": Tokens(lambda: nn.Sequential(nn.EmbeddingBag(6, 4), nn.Tanh(), nn.Linear(4, 3)), (4,)),
-    "wn-embedding": Tokens(
-        lambda: head(parametrized_weight_norm(nn.Embedding(6, 4)), 16),
-        (4,),
-    ),
+    "wn-embedding": Tokens(lambda: head(parametrized_weight_norm(nn.Embedding(6, 4)), 16), (4,)),
     "spectral-norm": Model(lambda: head(spectral_norm(nn.Linear(4, 5)).eval(), 5)),
     "prelu": Model(lambda: head(nn.Linear(4, 5), 5, nn.PReLU(5))),
     "wn-entangled": Model(second_use_of_a_direction),

@@ -33,14 +33,7 @@ METRICS = (
         kind="count",
         extreme="max",
     ),
-    _metric(
-        "hessian_lambda_max_seconds",
-        "Hessian",
-        "seconds spent on λ_max",
-        "cost",
-        kind="seconds",
-        extreme="max",
-    ),
+    _metric("hessian_lambda_max_seconds", "Hessian", "seconds spent on λ_max", "cost", kind="seconds", extreme="max"),
     _limit("hessian_edge", "2/η", "edge of stability of plain gradient descent with the next step's η", column=True),
     _distance("hessian_edge_distance", "2/η − λ_max", "distance to the edge of stability, negative beyond it"),
     _limit(

@@ -33,12 +33,7 @@ METRICS = (
     _metric("ntk_seconds", "tangent kernel", "seconds spent on the kernel", "cost", kind="seconds", extreme="max"),
     _metric("ntk_change", "‖K−K₀‖/‖K₀‖", "relative change of the kernel since fit start", "change", extreme="max"),
     _metric(
-        "ntk_change_max",
-        "ΔK",
-        "largest relative change of the tangent kernel so far",
-        "change",
-        column=True,
-        row="ΔK",
+        "ntk_change_max", "ΔK", "largest relative change of the tangent kernel so far", "change", column=True, row="ΔK"
     ),
     _metric(
         "ntk_label_alignment",

@@ -10,14 +10,7 @@ __all__ = ["BatchNormTheorem", "batchnorm_rademacher", "batchnorm_theorem"]
 
 
 def batchnorm_rademacher(
-    a: Tensor,
-    c: Tensor,
-    v: Tensor,
-    v0: Tensor,
-    x_centered: Tensor,
-    factors: Tensor,
-    *,
-    n: int | None = None,
+    a: Tensor, c: Tensor, v: Tensor, v0: Tensor, x_centered: Tensor, factors: Tensor, *, n: int | None = None
 ) -> float:
     """Bound the empirical Rademacher complexity of the class of a two-layer network with BatchNorm,
 

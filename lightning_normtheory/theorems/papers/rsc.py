@@ -10,15 +10,7 @@ from torch import Tensor
 from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.theorems.papers.wn import check_cosine, check_counts, check_sizes, mean_square
 
-__all__ = [
-    "RSCCondition",
-    "RSCConstants",
-    "RSCRadii",
-    "ntk_lower_bound",
-    "rsc_condition",
-    "rsc_constants",
-    "rsc_radii",
-]
+__all__ = ["RSCCondition", "RSCConstants", "RSCRadii", "ntk_lower_bound", "rsc_condition", "rsc_constants", "rsc_radii"]
 
 
 class RSCConstants(NamedTuple):

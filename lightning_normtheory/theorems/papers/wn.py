@@ -6,14 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "WeightNormConstants",
-    "check_cosine",
-    "check_counts",
-    "check_sizes",
-    "mean_square",
-    "weightnorm_constants",
-]
+__all__ = ["WeightNormConstants", "check_cosine", "check_counts", "check_sizes", "mean_square", "weightnorm_constants"]
 
 
 class WeightNormConstants(NamedTuple):

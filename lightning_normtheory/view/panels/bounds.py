@@ -42,13 +42,7 @@ PANELS = (
         "The largest ‖x‖; every bound is proportional to it.",
         detail=True,
     ),
-    Panel(
-        "epsilon",
-        "BatchNorm",
-        "ε_N",
-        "log",
-        "max 1/N over all features: the bounds of BN grow with its powers.",
-    ),
+    Panel("epsilon", "BatchNorm", "ε_N", "log", "max 1/N over all features: the bounds of BN grow with its powers."),
     Panel(
         "margins",
         "BatchNorm",

@@ -11,11 +11,7 @@ from lightning_normtheory.view.readings.phrases import Reading, Severity, number
 
 __all__ = ["READINGS", "Reading", "Severity", "read_panel"]
 
-READINGS: dict[str, Callable[[History], Reading | None]] = {
-    **training.READINGS,
-    **geometry.READINGS,
-    **bounds.READINGS,
-}
+READINGS: dict[str, Callable[[History], Reading | None]] = {**training.READINGS, **geometry.READINGS, **bounds.READINGS}
 
 
 def read_panel(panel: Panel, history: History) -> Reading | None:

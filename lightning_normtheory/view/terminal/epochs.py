@@ -21,10 +21,7 @@ _COLUMNS = (
     *(metric for metric in METRICS if metric.column),
 )
 # If a run has both, only the second is shown: a terminal has 80 columns.
-_INSTEAD = {
-    "hessian_edge": "hessian_stability_limit",
-    "ntk_change_max": "hessian_lambda_max",
-}
+_INSTEAD = {"hessian_edge": "hessian_stability_limit", "ntk_change_max": "hessian_lambda_max"}
 
 
 def epoch_table(history: History) -> Table:
@@ -48,8 +45,7 @@ def epoch_table(history: History) -> Table:
     for epoch in epochs:
         row = rows[epoch]
         table.add_row(
-            str(epoch),
-            *(f"{row[metric.name]:.{metric.digits}g}" if metric.name in row else "–" for metric in shown),
+            str(epoch), *(f"{row[metric.name]:.{metric.digits}g}" if metric.name in row else "–" for metric in shown)
         )
     return table
 

@@ -238,9 +238,7 @@ CASES: dict[str, Callable[[Path], Outcome]] = {
         broken, find=directions, value=NAN, epochs=(1,), hit={1: (*LOSS, *OUTPUTS, "min_weight_norm")}
     ),
     "gradient nan in epoch 1": partial(
-        with_fault,
-        module=partial(NoGradient, (1,)),
-        hit={1: ("grad_norm_sq", "rsc_ratio", *OUTPUTS)},
+        with_fault, module=partial(NoGradient, (1,)), hit={1: ("grad_norm_sq", "rsc_ratio", *OUTPUTS)}
     ),
     **{
         f"{buffer} {value} at the end of epoch 1": partial(poisoned_statistics, buffer=buffer, value=value)

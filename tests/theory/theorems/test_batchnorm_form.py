@@ -272,11 +272,7 @@ def test_layers_with_one_label():
     )
     view = SimpleNamespace(model=model, batchnorm_form=lambda samples: "no")
     metrics = BatchNormTheoryDiagnostic().measure(view)
-    assert set(metrics) == {
-        "batchnorm_epsilon",
-        "layers/batchnorm_epsilon__a_b_c",
-        "layers/batchnorm_epsilon__a_b_c_",
-    }
+    assert set(metrics) == {"batchnorm_epsilon", "layers/batchnorm_epsilon__a_b_c", "layers/batchnorm_epsilon__a_b_c_"}
 
 
 def test_no_running_statistics():
