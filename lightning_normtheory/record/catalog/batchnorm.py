@@ -5,42 +5,30 @@ from functools import partial
 from lightning_normtheory.record.metric_info import MetricInfo
 
 _metric = partial(MetricInfo, callback="BatchNormTheory")
-_flag = partial(_metric, kind="flag", extreme="min")
+_keep_min = partial(_metric, extreme="min")
+_keep_max = partial(_metric, extreme="max")
+_flag = partial(_keep_min, kind="flag")
 
 METRICS = (
-    _metric(
+    _keep_max(
         "batchnorm_epsilon",
         "ε_N",
         "maximum of 1/N over all features, from the running statistics",
         "epsilon",
-        extreme="max",
         row="ε_N of BatchNorm",
     ),
-    _metric(
-        "layers/batchnorm_epsilon__*", "ε_N", "maximum of 1/N over the layer's features", "layer_epsilon", extreme="max"
-    ),
+    _keep_max("layers/batchnorm_epsilon__*", "ε_N", "maximum of 1/N over the layer's features", "layer_epsilon"),
     _metric("batchnorm_epsilon_start", "ε_N at the start", "maximum of 1/N at fit start, on the probe", "epsilon"),
     _metric("batchnorm_input_norm", "max ‖x̄‖", "largest norm of a centered input; BN assumes ≤ 1", "bn_assumptions"),
-    _metric(
-        "batchnorm_shift",
-        "shift",
-        "largest bias after the normalization; BN assumes none",
-        "bn_assumptions",
-        extreme="max",
+    _keep_max("batchnorm_shift", "shift", "largest bias after the normalization; BN assumes none", "bn_assumptions"),
+    _keep_max(
+        "batchnorm_displacement_u", "‖U−U₀‖", "distance of output weights and scales from the start", "distance_u"
     ),
-    _metric(
-        "batchnorm_displacement_u",
-        "‖U−U₀‖",
-        "distance of output weights and scales from the start",
-        "distance_u",
-        extreme="max",
-    ),
-    _metric(
+    _keep_max(
         "batchnorm_displacement_v",
         "‖V−V₀‖",
         "distance of the hidden weights from the start",
         "distance_v",
-        extreme="max",
         row="‖V−V₀‖",
     ),
     _metric("batchnorm_gamma_a", "γ_a", "margin through the output weights at fit start", "margins", column=True),
@@ -53,13 +41,12 @@ METRICS = (
     ),
     _metric("batchnorm_width_needed", "width needed", "smallest width that the theorem admits", "width", role="lower"),
     _flag("batchnorm_width_ok", "wide enough", "1 if the network is that wide", "bn_conditions"),
-    _metric(
+    _keep_min(
         "batchnorm_error_bound",
         "error bound",
         "error bound of BN, Theorem 2.1, eq. (2), after the steps so far",
         "bn_error",
         role="upper",
-        extreme="min",
     ),
     _flag("batchnorm_error_vacuous", "error bound vacuous", "1 if that bound is 1 or more", "vacuous"),
 )

@@ -5,35 +5,30 @@ from functools import partial
 from lightning_normtheory.record.metric_info import MetricInfo
 
 _metric = partial(MetricInfo, callback="HessianTopEigenvalue")
+_keep_max = partial(_metric, extreme="max")
 _limit = partial(_metric, panel="sharpness", role="limit", extreme="min")
 _distance = partial(_metric, panel="edge_distance", extreme="min")
-_residual = partial(_metric, panel="residuals", extreme="max")
+_residual = partial(_keep_max, panel="residuals")
 _converged = partial(_metric, panel="converged", kind="flag", extreme="min")
 _trace = partial(MetricInfo, callback="HessianTrace", panel="trace")
 
 METRICS = (
-    _metric(
+    _keep_max(
         "hessian_lambda_max",
         "λ_max",
         "largest eigenvalue of the loss Hessian",
         "sharpness",
         "smoothness",
-        extreme="max",
         column=True,
         row="λ_max of the Hessian",
         tex=r"$\lambda_{\max}(\nabla^2 L)$, limit of stability (dashed)",
     ),
     _residual("hessian_lambda_max_residual", "residual of λ_max", "residual ‖Hv − λv‖: an eigenvalue is this close"),
     _converged("hessian_lambda_max_converged", "λ_max converged", "1 if the residual of λ_max is within the tolerance"),
-    _metric(
-        "hessian_lambda_max_hvps",
-        "products",
-        "number of Hessian-vector products for λ_max",
-        "hvps",
-        kind="count",
-        extreme="max",
+    _keep_max(
+        "hessian_lambda_max_hvps", "products", "number of Hessian-vector products for λ_max", "hvps", kind="count"
     ),
-    _metric("hessian_lambda_max_seconds", "Hessian", "seconds spent on λ_max", "cost", kind="seconds", extreme="max"),
+    _keep_max("hessian_lambda_max_seconds", "Hessian", "seconds spent on λ_max", "cost", kind="seconds"),
     _limit("hessian_edge", "2/η", "edge of stability of plain gradient descent with the next step's η", column=True),
     _distance("hessian_edge_distance", "2/η − λ_max", "distance to the edge of stability, negative beyond it"),
     _limit(
@@ -42,12 +37,11 @@ METRICS = (
     _distance("hessian_stability_limit_distance", "limit − λ_max", "distance to that limit, negative beyond it"),
     _limit("hessian_edge__*", "2/η", "edge of stability of a parameter group"),
     _distance("hessian_edge_distance__*", "2/η − λ_max", "distance to the edge of a parameter group"),
-    _metric(
+    _keep_max(
         "predictor_hessian_norm",
         "max ‖∇²f‖",
         "largest norm of the outputs' Hessian over samples",
         "predictor",
-        extreme="max",
         row="max ‖∇²f‖",
     ),
     _residual("predictor_hessian_norm_residual", "residual of ‖∇²f‖", "lower bound of the error of ‖∇²f‖"),

@@ -87,7 +87,7 @@ def user_plots(histories: Sequence[History]) -> list[Plot]:
 
 
 def _user_panel(title: str, names: Iterable[str], scale: Any, about: str) -> Panel:
-    return Panel("", "Overview", title, scale, about, lines=tuple(Line(_USERS + name) for name in names))
+    return Panel("", title, about, "Overview", scale, lines=tuple(Line(_USERS + name) for name in names))
 
 
 def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plot:

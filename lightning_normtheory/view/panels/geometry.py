@@ -1,199 +1,161 @@
 """The panels of the sections Curvature, Kernel and Layers."""
 
+from functools import partial
+
 from lightning_normtheory.view.panels.panel import HOLDS, Panel
 
 __all__ = ["PANELS"]
 
+_curvature = partial(Panel, section="Curvature")
+_kernel = partial(Panel, section="Kernel")
+_layers = partial(Panel, section="Layers")
+
 PANELS = (
-    Panel(
+    _curvature(
         "sharpness",
-        "Curvature",
         "Sharpness and the edge of stability",
-        "log",
-        "λ_max of the loss Hessian. Above 2/η (with momentum, above its own limit) steps along the sharpest direction "
-        "overshoot more each time.",
+        "λ_max of the loss Hessian. Above 2/η (with momentum, above its own limit) steps along the sharpest "
+        "direction overshoot more each time.",
     ),
-    Panel(
+    _curvature(
         "edge_distance",
-        "Curvature",
         "Distance to the edge",
-        "linear",
         "The edge of stability minus λ_max; negative beyond the edge.",
+        scale="linear",
         detail=True,
     ),
-    Panel(
+    _curvature(
         "trace",
-        "Curvature",
         "Trace of the Hessian",
-        "linear",
         "The sum of all eigenvalues of the loss Hessian, estimated with its standard error. Divided by the number of "
         "parameters, it is the mean curvature over all directions.",
+        scale="linear",
     ),
-    Panel(
+    _curvature(
         "predictor",
-        "Curvature",
         "Hessian of the predictor and its bounds",
-        "log",
         "max ‖∇²f‖ over samples, measured with HessianTopEigenvalue(predictor_samples=…), and its bounds H̄.",
     ),
-    Panel(
+    _curvature(
         "gradient_bounds",
-        "Curvature",
         "Bounds on the network's gradients",
-        "log",
         "ϱ bounds the gradient with respect to the parameters, the Lipschitz bound that with respect to the input.",
         detail=True,
     ),
-    Panel(
+    _curvature(
         "residuals",
-        "Curvature",
         "Residuals of λ_max and ‖∇²f‖",
-        "log",
         "The residual ‖Hv − λv‖: some eigenvalue is at most this far away.",
         detail=True,
     ),
-    Panel(
+    _curvature(
         "converged",
-        "Curvature",
         "Converged",
-        "linear",
         f"Whether the eigenvalue solver reached its tolerance. {HOLDS}",
+        scale="linear",
         detail=True,
     ),
-    Panel(
+    _curvature(
         "hvps",
-        "Curvature",
         "Hessian-vector products",
-        "linear",
         "Number of products per measurement, each about as expensive as two gradients of the probe.",
+        scale="linear",
         detail=True,
     ),
-    Panel(
+    _kernel(
         "kernel",
-        "Kernel",
         "Least eigenvalue of the tangent kernel",
-        "log",
         "λ_min(K). Gradient descent can fit these samples as long as λ_min of the kernel of all outputs is positive. "
         "Below the floor it cannot be distinguished from zero.",
     ),
-    Panel(
+    _kernel(
         "threshold_distance",
-        "Kernel",
         "Distance to DGM's threshold",
-        "linear",
         "λ_min(K) minus the lower bound that the theorem guarantees.",
+        scale="linear",
         detail=True,
     ),
-    Panel(
+    _kernel(
         "shares",
-        "Kernel",
         "Length and direction: shares",
-        "linear",
         "Shares of WeightNorm's directions, its lengths and all other parameters in the kernel's trace.",
+        scale="linear",
     ),
-    Panel(
+    _kernel(
         "parts",
-        "Kernel",
         "Length and direction: least eigenvalues",
-        "log",
         "Least eigenvalues of the directions' and the lengths' kernel. The larger one drives convergence.",
     ),
-    Panel(
+    _kernel(
         "crossover",
-        "Kernel",
         "Length and direction: crossover",
-        "log",
         "√(λ_min(K_direction)/λ_min(K_length)): above 1 the directions dominate, below 1 the lengths.",
         detail=True,
     ),
-    Panel(
+    _kernel(
         "change",
-        "Kernel",
         "Change of the kernel",
-        "log",
         "‖K − K₀‖/‖K₀‖, and ΔK, its largest value so far: near 0 the network trains like its linearization.",
     ),
-    Panel("kernel_lambda_max", "Kernel", "Largest eigenvalue", "log", "λ_max of the tangent kernel.", detail=True),
-    Panel(
+    _kernel("kernel_lambda_max", "Largest eigenvalue", "λ_max of the tangent kernel.", detail=True),
+    _kernel(
         "condition_number",
-        "Kernel",
         "Condition number",
-        "log",
         "λ_max/λ_min of the tangent kernel: how much slower the slowest direction is learned than the fastest.",
     ),
-    Panel(
+    _kernel(
         "effective_rank",
-        "Kernel",
         "Effective rank",
-        "log",
         "(tr K)²/‖K‖_F², at most the number of samples: in how many directions the outputs move independently.",
         detail=True,
     ),
-    Panel(
+    _kernel(
         "alignment",
-        "Kernel",
         "Alignment with the labels",
-        "linear",
         "Cosine between the centered kernel and the kernel of the labels: it rises as the kernel learns the task.",
+        scale="linear",
     ),
-    Panel(
+    _kernel(
         "dgm_constants",
-        "Kernel",
         "Constants of DGM",
-        "log",
         "α at initialization, and the least eigenvalues λ₀ and μ₀ at infinite width.",
         detail=True,
     ),
-    Panel(
+    _layers(
         "layer_norms",
-        "Layers",
         "Smallest weight norm of each layer",
-        "linear",
         "The smallest norm of a weight vector, for each layer.",
+        scale="linear",
     ),
-    Panel(
-        "layer_shares",
-        "Layers",
-        "Share of the tangent kernel",
-        "linear",
-        "Share of each layer in the kernel's trace.",
+    _layers(
+        "layer_shares", "Share of the tangent kernel", "Share of each layer in the kernel's trace.", scale="linear"
     ),
-    Panel(
+    _layers(
         "layer_directions",
-        "Layers",
         "Share of the directions",
-        "linear",
         "Share of the directions of each WeightNorm layer in the kernel's trace.",
+        scale="linear",
         detail=True,
     ),
-    Panel(
+    _layers(
         "layer_lengths",
-        "Layers",
         "Share of the lengths",
-        "linear",
         "Share of the lengths of each WeightNorm layer in the kernel's trace.",
+        scale="linear",
         detail=True,
     ),
-    Panel(
+    _layers(
         "layer_epsilon",
-        "Layers",
         "ε_N of each BatchNorm",
-        "log",
         "max 1/N over the features of each layer, from its running statistics: large where a feature hardly varies.",
     ),
-    Panel(
+    _layers(
         "layer_traces",
-        "Layers",
         "Trace of each layer's Hessian",
-        "linear",
         "Trace of each layer's diagonal block of the loss Hessian, with HessianTrace(layers=True).",
+        scale="linear",
     ),
-    Panel(
-        "layer_trace_errors",
-        "Layers",
-        "Standard errors of the traces",
-        "log",
-        "Standard error of each layer's trace.",
-        detail=True,
+    _layers(
+        "layer_trace_errors", "Standard errors of the traces", "Standard error of each layer's trace.", detail=True
     ),
 )

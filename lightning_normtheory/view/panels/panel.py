@@ -24,19 +24,19 @@ class Panel:
 
     Args:
         key: what metrics and readings name it by.
-        section: one of `SECTIONS`.
         title: a few words.
-        scale: of the vertical axis.
         about: one or two sentences on what the panel shows.
+        section: one of `SECTIONS`.
+        scale: of the vertical axis.
         detail: whether the report and the dashboard hide it at first.
         lines: what is drawn, measured metrics first. `PANELS` takes them from the declarations of the metrics.
     """
 
     key: str
-    section: str
     title: str
-    scale: Literal["log", "linear"]
     about: str
+    section: str
+    scale: Literal["log", "linear"] = "log"
     detail: bool = False
     lines: tuple[Line, ...] = ()
 

@@ -1,134 +1,112 @@
 """The panels of the sections Overview and Optimization."""
 
+from functools import partial
+
 from lightning_normtheory.view.panels.panel import HOLDS, Panel
 
 __all__ = ["PANELS"]
 
+_overview = partial(Panel, section="Overview")
+_optimization = partial(Panel, section="Optimization")
+
 PANELS = (
-    Panel(
+    _overview(
         "loss",
-        "Overview",
         "Loss on the probe",
-        "log",
         "Mean loss on the probe, the fixed samples that everything is measured on, with dropout off.",
     ),
-    Panel(
+    _overview(
         "weight_norm",
-        "Overview",
         "Smallest weight norm",
-        "linear",
-        "w_min, the smallest norm of a weight vector in a normalized layer: the bounds of WN grow as it falls. "
-        "Plain gradient descent cannot make it fall in WeightNorm layers.",
+        "w_min, the smallest norm of a weight vector in a normalized layer: the bounds of WN grow as it falls. Plain "
+        "gradient descent cannot make it fall in WeightNorm layers.",
+        scale="linear",
     ),
-    Panel("cost", "Overview", "Measurement time", "linear", "Seconds that each measurement took.", detail=True),
-    Panel(
-        "skipped",
-        "Overview",
-        "Skipped measurements",
-        "linear",
-        "1 for an epoch that max_overhead skipped.",
-        detail=True,
+    _overview("cost", "Measurement time", "Seconds that each measurement took.", scale="linear", detail=True),
+    _overview(
+        "skipped", "Skipped measurements", "1 for an epoch that max_overhead skipped.", scale="linear", detail=True
     ),
-    Panel(
+    _optimization(
         "rsc",
-        "Optimization",
         "Restricted strong convexity",
-        "log",
-        "R = ‖∇L‖²/L: the larger it is, the more a step of gradient descent reduces the loss. The tangent kernel gives "
-        "a lower bound on the samples of the kernel.",
+        "R = ‖∇L‖²/L: the larger it is, the more a step of gradient descent reduces the loss. The tangent kernel "
+        "gives a lower bound on the samples of the kernel.",
     ),
-    Panel(
+    _optimization(
         "alpha",
-        "Optimization",
         "α of restricted strong convexity",
-        "linear",
         "Where α is positive, the theorem guarantees geometric decrease. It is pessimistic: at practical widths α is "
         "usually negative.",
+        scale="linear",
     ),
-    Panel(
+    _optimization(
         "smoothness",
-        "Optimization",
         "Smoothness: λ_max and its bound β",
-        "log",
         "β bounds the Hessian along a step. The closer it is to λ_max, the larger is the guaranteed step 1/β.",
     ),
-    Panel(
+    _optimization(
         "rate",
-        "Optimization",
         "Rate per step: measured and guaranteed",
-        "linear",
         "L⁺/L of one step: measured, and guaranteed for gradient descent on the probe from the same point, with the "
         "step 1/β and, where ηβ < 2, with the run's own η.",
+        scale="linear",
     ),
-    Panel(
+    _optimization(
         "loss_ratio",
-        "Optimization",
         "Loss relative to the previous measurement",
-        "linear",
         "L_t/L_{t−1}: below 1 the loss on the probe has fallen since the previous measurement.",
+        scale="linear",
     ),
-    Panel("gradient", "Optimization", "Gradient of the loss", "log", "‖∇L‖² over the trained parameters.", detail=True),
-    Panel(
+    _optimization("gradient", "Gradient of the loss", "‖∇L‖² over the trained parameters.", detail=True),
+    _optimization(
         "mean_gradient",
-        "Optimization",
         "Mean gradient of the outputs",
-        "log",
         "‖ḡ‖², which RSC requires to exceed its threshold, and the lower bound from the tangent kernel.",
     ),
-    Panel(
+    _optimization(
         "step",
-        "Optimization",
         "Guaranteed step size",
-        "log",
         "1/β: a step of gradient descent on the probe with this size cannot raise the loss.",
         detail=True,
     ),
-    Panel(
+    _optimization(
         "omega",
-        "Optimization",
         "Learning rate in units of 1/β",
-        "log",
         "ηβ of plain SGD: below 2, a full-batch step on the probe is guaranteed not to raise the loss.",
         detail=True,
     ),
-    Panel(
+    _optimization(
         "conditions",
-        "Optimization",
         "Convergence conditions",
-        "linear",
         f"Sufficient conditions for convergence that can be tested on this network. {HOLDS}",
+        scale="linear",
     ),
-    Panel(
+    _optimization(
         "rsc_margin",
-        "Optimization",
         "Margin: restricted strong convexity",
-        "linear",
         "Margin by which the condition holds; negative where it fails.",
+        scale="linear",
         detail=True,
     ),
-    Panel(
+    _optimization(
         "kernel_margin",
-        "Optimization",
         "Margin: tangent kernel",
-        "linear",
         "Margins by which the conditions on the kernel hold; negative where they fail.",
+        scale="linear",
         detail=True,
     ),
-    Panel(
+    _optimization(
         "distance",
-        "Optimization",
         "Distance from the start",
-        "log",
-        "Distance of the hidden weights (ρ) and output weights (ρ₁) from fit start, and length of the guaranteed step "
-        "(ρ₂).",
+        "Distance of the hidden weights (ρ) and output weights (ρ₁) from fit start, and length of the guaranteed "
+        "step (ρ₂).",
         detail=True,
     ),
-    Panel(
+    _optimization(
         "rsc_constants",
-        "Optimization",
         "Constants of RSC",
-        "linear",
         "γ = max ‖W‖₂/√m, and κ, the cosine between the gradient of the loss and the mean gradient of the outputs.",
+        scale="linear",
         detail=True,
     ),
 )
