@@ -1,4 +1,4 @@
-"""The memory of a process that trains with the callback, in a process of its own."""
+"""The memory of a separate process that trains with the callback."""
 
 import json
 import resource

@@ -159,7 +159,7 @@ def _measure(name: str, tool: str, runs: int) -> dict[str, Any]:
     kernel = solve(model, x)
     memory = _peak(reset=False) - before
     costs = [in_gradients(gradient, lambda: solve(model, x), _GRADIENTS).cost for _ in range(runs)]
-    # Without the exact kernel the difference of the two dtypes of ours: of 4096 samples it would not fit beside.
+    # Compare with our kernel in float64: a full Jacobian of 4096 samples would not fit into memory.
     exact = kernel if tool == "float64" else empirical_ntk(model, x, dtype=torch.float64).kernel
     return {"costs": costs, "memory": memory, "difference": float((kernel - exact).norm() / exact.norm())}
 

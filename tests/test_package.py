@@ -63,7 +63,7 @@ def room_of(module):
 
 
 def imported(module):
-    """What a module imports: modules of ours by their full names, packages of others by their first."""
+    """Return a module's imports: this package's modules by full name, other packages by their first name."""
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -211,7 +211,7 @@ def test_public_names_are_frozen_and_documented(package):
 
 
 def test_examples_in_the_readme_run(tmp_path):
-    """Every python block, in order, in one interpreter and a folder of its own."""
+    """Every python block, in order, in one interpreter and its own folder."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks
     code = "\n".join(blocks)

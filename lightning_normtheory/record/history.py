@@ -101,7 +101,7 @@ def read_histories(path: str | Path) -> list[History]:
         One history for each prefix of callbacks in the file, nearly always one.
 
     Raises:
-        ValueError: if the file has no header of ours.
+        ValueError: if the file has no header written by this package.
 
     Example:
         >>> import tempfile

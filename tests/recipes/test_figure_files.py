@@ -48,7 +48,7 @@ MODEL = {"width": 8, "alpha": 0.5, "norm": "batch"}
 NOTHING = dict.fromkeys(EVERYTHING, NAN)
 
 
-# matplotlib 3.10.0 has warnings of its own, of what its parser of formulas calls.
+# matplotlib 3.10.0 warns about what its own parser of formulas calls.
 _THEIRS = ["ignore::DeprecationWarning"] if matplotlib.__version__ == "3.10.0" else []
 ours_are_errors = pytest.mark.filterwarnings("error", *_THEIRS)
 

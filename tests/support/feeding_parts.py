@@ -68,7 +68,7 @@ class Net:
 
 
 def wrap(connect, **layers):
-    """A Graph to be built anew each time: layers are given as functions."""
+    """Return a function that builds a new Graph; layers are given as functions."""
     return lambda: Graph(connect, **{name: build() for name, build in layers.items()})
 
 
@@ -214,7 +214,7 @@ class StandardizedConv(nn.Conv2d):
 
 
 class StandardizedInside(nn.Conv2d):
-    """The same, without a forward of its own."""
+    """The same, without its own forward."""
 
     def _conv_forward(self, x, weight, bias):
         return super()._conv_forward(x, weight / weight.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1), bias)

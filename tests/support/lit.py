@@ -62,7 +62,7 @@ def loader(n=50, batch_size=8, **kwargs):
 
 
 class Augmented(Dataset):
-    """Adds noise from every global generator and from generators of its own, and counts what it was asked for."""
+    """Adds noise from every global generator and from its own generators, and counts its calls."""
 
     def __init__(self, n=50):
         self.x, self.y = tensors(n)

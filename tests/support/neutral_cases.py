@@ -193,7 +193,7 @@ def first_loader_output(module, batch):
 
 
 class Buckets:
-    """A batch sampler with a state of its own and no batch size."""
+    """A batch sampler with its own state and no batch size."""
 
     def __init__(self):
         self.rng, self.rounds = random.Random(3), 0

@@ -1,4 +1,4 @@
-"""A small fit in a process of its own: ``python wandb_fit.py '{"epochs": 2}'``, with what `OPTIONS` lists."""
+"""A small fit in a separate process: ``python wandb_fit.py '{"epochs": 2}'``, with what `OPTIONS` lists."""
 
 import json
 import os

@@ -5,7 +5,7 @@
     server.run.history, server.run.metrics, server.run.config
 
 Requests of GraphQL are answered by `WandbServer.operations`, a dict from the operation's name to a function of its
-variables that returns the data. Whoever needs more adds it: ``server.operations["Name"] = lambda variables: {…}``.
+variables that returns the data. Add further calls with ``server.operations["Name"] = lambda variables: {…}``.
 """
 
 import base64

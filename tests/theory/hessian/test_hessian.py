@@ -26,7 +26,7 @@ def test_every_product_equals_differences_of_exact_gradients(name, loss, train):
 
 @pytest.mark.parametrize(("name", "loss", "train"), CASES)
 def test_random_products_one_by_one(name, loss, train):
-    """`hessian_vector_product` speaks of parameters by name, and keeps no graph."""
+    """`hessian_vector_product` takes and returns vectors by parameter name, and keeps no graph."""
     model, batches = prepared(name, train), batches_of(MODELS[name], loss)
     parameters = trainable_parameters(model)
     generator = torch.Generator().manual_seed(1)
