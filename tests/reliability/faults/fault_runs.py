@@ -45,6 +45,47 @@ class Comparison:
         same = math.isclose(found, expected, rel_tol=rel) or (math.isnan(found) and math.isnan(expected))
         self.holds(f"{what}: expected {expected:.9g}, but got {found:.9g}", same)
 
+    def training(self, watched: "Run", bare: "Run") -> None:
+        """Every batch, every step, the end: bit by bit."""
+        self.equal("the end of the fit", repr(watched.error), repr(bare.error))
+        self.equal("the number of records of the training", len(watched.seen), len(bare.seen))
+        for position, (found, expected) in enumerate(zip(watched.seen, bare.seen)):
+            self.holds(f"record {position} of {len(bare.seen)} of the training differs", found == expected)
+        self.equal("the epochs trained", watched.trainer.current_epoch, bare.trainer.current_epoch)
+
+    def readable(self, path: Path) -> None:
+        """Check that a checkpoint loads without executing code."""
+        try:
+            torch.load(path, weights_only=True)
+        except Exception as error:  # noqa: BLE001  # the comparison tells
+            self.holds(f"{path.name} cannot be read with weights_only=True: {error}"[:300], False)
+
+    def resumed(self, watched: "Run", bare: "Run", ours: Callable[[], Iterable], **arguments: Any) -> Rows:
+        """The checkpoints made now can be read without executing code, and the runs go on from them alike."""
+        epochs = watched.trainer.current_epoch + 1
+        path = watched.save()
+        self.readable(path)
+        again = fit(watched.folder / "resumed", list(ours()), epochs=epochs, checkpoint=path, **arguments)
+        other = fit(bare.folder / "resumed", epochs=epochs, checkpoint=bare.save(), **arguments)
+        self.training(again, other)
+        self.equal("the epochs of the file of the resumed run", sorted(again.rows), [epochs - 1])
+        return again.rows
+
+    def rows(self, found: Rows, expected: Rows, without: Iterable[str] = ()) -> None:
+        """All digits of all numbers; ``without`` those whose names begin so."""
+        self.equal("the epochs in the file", sorted(found), sorted(expected))
+        for epoch in sorted(found.keys() & expected.keys()):
+            for name, value in expected[epoch].items():
+                if not name.startswith(tuple(without)):
+                    self.equal(f"epoch {epoch}, {name}", repr(found[epoch].get(name)), repr(value))
+
+    def reports(self, watched: "Run", *parts: str) -> None:
+        """Check that each part is in exactly one warning, and that no warning of this package is repeated."""
+        for part in parts:
+            self.equal(f"warnings with {part!r}", sum(part in message for message in watched.messages), 1)
+        own = [message for message in watched.messages if "normtheory" in message]
+        self.equal("repeated warnings of this package", len(own) - len(set(own)), 0)
+
     @property
     def outcome(self) -> Outcome:
         return Outcome(self.compared, tuple(self.differences))
@@ -117,52 +158,6 @@ def fit(
             error = raised
         recorder.note(state(run, model), generators())
     return Run(run, model, recorder.seen, [str(w.message) for w in caught], error, folder)
-
-
-def compare_training(check: Comparison, watched: Run, bare: Run) -> None:
-    """Every batch, every step, the end: bit by bit."""
-    check.equal("the end of the fit", repr(watched.error), repr(bare.error))
-    check.equal("the number of records of the training", len(watched.seen), len(bare.seen))
-    for position, (found, expected) in enumerate(zip(watched.seen, bare.seen)):
-        check.holds(f"record {position} of {len(bare.seen)} of the training differs", found == expected)
-    check.equal("the epochs trained", watched.trainer.current_epoch, bare.trainer.current_epoch)
-
-
-def check_readable(check: Comparison, path: Path) -> None:
-    """Without executing code."""
-    try:
-        torch.load(path, weights_only=True)
-    except Exception as error:  # noqa: BLE001  # the comparison tells
-        check.holds(f"{path.name} cannot be read with weights_only=True: {error}"[:300], False)
-
-
-def compare_resumed(check: Comparison, watched: Run, bare: Run, ours: Callable[[], Iterable], **arguments: Any) -> Rows:
-    """The checkpoints made now can be read without executing code, and the runs go on from them alike."""
-    epochs = watched.trainer.current_epoch + 1
-    path = watched.save()
-    check_readable(check, path)
-    again = fit(watched.folder / "resumed", list(ours()), epochs=epochs, checkpoint=path, **arguments)
-    other = fit(bare.folder / "resumed", epochs=epochs, checkpoint=bare.save(), **arguments)
-    compare_training(check, again, other)
-    check.equal("the epochs of the file of the resumed run", sorted(again.rows), [epochs - 1])
-    return again.rows
-
-
-def compare_rows(check: Comparison, found: Rows, expected: Rows, without: Iterable[str] = ()) -> None:
-    """All digits of all numbers; ``without`` those whose names begin so."""
-    check.equal("the epochs in the file", sorted(found), sorted(expected))
-    for epoch in sorted(found.keys() & expected.keys()):
-        for name, value in expected[epoch].items():
-            if not name.startswith(tuple(without)):
-                check.equal(f"epoch {epoch}, {name}", repr(found[epoch].get(name)), repr(value))
-
-
-def compare_reports(check: Comparison, watched: Run, *parts: str) -> None:
-    """Check that each part is in exactly one warning, and that no warning of this package is repeated."""
-    for part in parts:
-        check.equal(f"warnings with {part!r}", sum(part in message for message in watched.messages), 1)
-    own = [message for message in watched.messages if "normtheory" in message]
-    check.equal("repeated warnings of this package", len(own) - len(set(own)), 0)
 
 
 @cache

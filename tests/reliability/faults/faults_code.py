@@ -16,17 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory.callbacks import NormTheory
 
-from reliability.faults.fault_runs import (
-    SAMPLES,
-    Comparison,
-    check_readable,
-    compare_reports,
-    compare_resumed,
-    compare_rows,
-    compare_training,
-    fit,
-    undisturbed,
-)
+from reliability.faults.fault_runs import SAMPLES, Comparison, fit, undisturbed
 from reliability.faults.faults_errors import MODULE, OnPurposeError, fail
 from reliability.outcome import Outcome
 from support.lit import Classifier, loader, tensors
@@ -95,7 +85,7 @@ def failing_code(
     check = Comparison()
     reference, bare = undisturbed("bn")
     watched = fit(folder / "watched", [NormTheory(**arguments)], module=partial(module, "bn"))
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     rows = watched.rows
     check.holds(f"epoch 1, rsc_ratio is {rows[1]['rsc_ratio']}", math.isnan(rows[1]["rsc_ratio"]))
     expected = reference.rows
@@ -105,12 +95,12 @@ def failing_code(
         name for name in expected[2] if name.startswith(("loss_ratio", "hessian", "ntk_change", "certificate"))
     ]:
         del expected[2][name]
-    compare_rows(check, rows, expected)
+    check.rows(rows, expected)
     own = [message for message in watched.messages if message.startswith("normtheory/")]
     named = [message.split()[0] for message in own]
     check.equal("the failures that are reported more than once", len(named) - len(set(named)), 0)
     check.holds(f"no warning gives the reason {says!r}", any(says in message for message in own))
-    compare_resumed(check, watched, bare, lambda: [NormTheory()], module=MODULE)
+    check.resumed(watched, bare, lambda: [NormTheory()], module=MODULE)
     return check.outcome
 
 
@@ -142,13 +132,13 @@ def failing_validation(folder: Path) -> Outcome:
     check = Comparison()
     watched = fit(folder / "watched", [NormTheory(loss=UnlikeTraining())], module=partial(OtherValidation, "bn"))
     bare = fit(folder / "bare", module=partial(OtherValidation, "bn"))
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     for epoch, row in watched.rows.items():
         check.holds(f"epoch {epoch} has a gap", "generalization_gap" not in row)
         for name in ("rademacher_bound", "generalization_bound", "rsc_ratio", "hessian_lambda_max"):
             check.holds(f"epoch {epoch}, {name} is not finite", math.isfinite(row[name]))
     check.equal("the epochs in the file", sorted(watched.rows), [0, 1, 2])
-    compare_reports(check, watched, "generalization_gap is not measured")
+    check.reports(watched, "generalization_gap is not measured")
     return check.outcome
 
 
@@ -214,11 +204,11 @@ def copied(folder: Path, method: Callable) -> Outcome:
     reference, bare = undisturbed("bn")
     copies = Copies(method)
     watched = fit(folder / "watched", [NormTheory()], module=MODULE, users=[copies])
-    compare_training(check, watched, bare)
-    compare_rows(check, watched.rows, reference.rows)
+    check.training(watched, bare)
+    check.rows(watched.rows, reference.rows)
     check.equal("the number of copies", len(copies.made), 1)
     if copies.made:
-        compare_rows(check, fit(folder / "copy", copies.made, module=MODULE).rows, reference.rows)
+        check.rows(fit(folder / "copy", copies.made, module=MODULE).rows, reference.rows)
     return check.outcome
 
 
@@ -249,15 +239,15 @@ def failing_loader(folder: Path) -> Outcome:
 
     watched, bare = run("watched", [NormTheory()]), run("bare", [])
     check.equal("what the fit ended with", type(watched.error), OnPurposeError)
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     check.equal("the epochs in the file", sorted(watched.rows), [0])
     again, other = (
         fit(folder / f"{run.folder.name} again", ours, module=MODULE, checkpoint=run.folder / "on_exception.ckpt")
         for run, ours in ((watched, [NormTheory()]), (bare, []))
     )
-    compare_training(check, again, other)
+    check.training(again, other)
     check.equal("the epochs in the second file", sorted(again.rows), [1, 2])
-    check_readable(check, folder / "watched" / "on_exception.ckpt")
+    check.readable(folder / "watched" / "on_exception.ckpt")
     return check.outcome
 
 

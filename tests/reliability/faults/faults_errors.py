@@ -22,17 +22,7 @@ from lightning_normtheory.callbacks.output import fit_end, progress_bar
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
 
-from reliability.faults.fault_runs import (
-    Comparison,
-    Rows,
-    Run,
-    compare_reports,
-    compare_resumed,
-    compare_rows,
-    compare_training,
-    fit,
-    undisturbed,
-)
+from reliability.faults.fault_runs import Comparison, Rows, Run, fit, undisturbed
 from reliability.outcome import Outcome
 from support.lit import Classifier
 
@@ -96,7 +86,7 @@ def with_fault(folder: Path, fault: contextlib.AbstractContextManager) -> tuple[
     reference, bare = undisturbed("bn")
     with fault:
         watched = fit(folder, [NormTheory()], module=MODULE)
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     return check, watched, reference.rows, bare
 
 
@@ -113,9 +103,9 @@ def failing_measure(folder: Path, diagnostic: type[Diagnostic], epochs: tuple[in
             before = {name for name in expected[epoch] if name.startswith(known.own)}
             check.equal(f"the names of epoch {epoch} that are missing", before - {*own}, set())
         expected[epoch] = {k: v for k, v in expected[epoch].items() if not k.startswith(known.own)}
-    compare_rows(check, rows, expected, without=known.memory)
-    compare_reports(check, watched, "on purpose")
-    compare_resumed(check, watched, bare, lambda: [NormTheory()], module=MODULE)
+    check.rows(rows, expected, without=known.memory)
+    check.reports(watched, "on purpose")
+    check.resumed(watched, bare, lambda: [NormTheory()], module=MODULE)
     return check.outcome
 
 
@@ -129,9 +119,9 @@ def failing_start(folder: Path, diagnostic: type[Diagnostic]) -> Outcome:
         original(self, view)
 
     check, watched, expected, bare = with_fault(folder / "watched", mock.patch.object(diagnostic, "start", start))
-    compare_rows(check, watched.rows, expected, without=DIAGNOSTICS[diagnostic].memory)
-    compare_reports(check, watched, "on purpose")
-    compare_resumed(check, watched, bare, lambda: [NormTheory()], module=MODULE)
+    check.rows(watched.rows, expected, without=DIAGNOSTICS[diagnostic].memory)
+    check.reports(watched, "on purpose")
+    check.resumed(watched, bare, lambda: [NormTheory()], module=MODULE)
     return check.outcome
 
 
@@ -143,12 +133,12 @@ def failing_hook(folder: Path, diagnostic: type[Diagnostic], hook: str) -> Outco
         save = pl.callbacks.ModelCheckpoint(folder, save_last=True)
         arguments = {"module": MODULE, "enable_checkpointing": True}
         watched = fit(folder / "watched", [NormTheory()], users=[save], **arguments)
-        compare_training(check, watched, bare)
-        compare_rows(check, watched.rows, reference.rows)
-        compare_reports(check, watched, "on purpose")
+        check.training(watched, bare)
+        check.rows(watched.rows, reference.rows)
+        check.reports(watched, "on purpose")
         check.holds("there is no last.ckpt", (folder / "last.ckpt").exists())
         watched.save()
-    compare_resumed(check, watched, bare, lambda: [NormTheory()], module=MODULE)
+    check.resumed(watched, bare, lambda: [NormTheory()], module=MODULE)
     return check.outcome
 
 
@@ -171,18 +161,18 @@ def failing_display(folder: Path, method: str) -> Outcome:
         users = [pl.callbacks.TQDMProgressBar()]
         arguments = {"module": MODULE, "enable_progress_bar": True}
         watched = fit(folder / "watched", [NormTheory()], users=users, **arguments)
-    compare_training(check, watched, bare)
-    compare_rows(check, watched.rows, reference.rows)
-    compare_reports(check, watched, "on purpose")
+    check.training(watched, bare)
+    check.rows(watched.rows, reference.rows)
+    check.reports(watched, "on purpose")
     return check.outcome
 
 
 def failing_end(folder: Path, function: str) -> Outcome:
     fault = mock.patch.object(fit_end, function, fail)
     check, watched, expected, bare = with_fault(folder / "watched", fault)
-    compare_rows(check, watched.rows, expected)
-    compare_reports(check, watched, "on purpose")
-    compare_resumed(check, watched, bare, lambda: [NormTheory()], module=MODULE)
+    check.rows(watched.rows, expected)
+    check.reports(watched, "on purpose")
+    check.resumed(watched, bare, lambda: [NormTheory()], module=MODULE)
     return check.outcome
 
 

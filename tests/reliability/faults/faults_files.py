@@ -15,15 +15,7 @@ from lightning_normtheory.callbacks import NormTheory
 from lightning_normtheory.callbacks.output import run_file
 from lightning_normtheory.record import jsonl
 
-from reliability.faults.fault_runs import (
-    Comparison,
-    compare_reports,
-    compare_resumed,
-    compare_rows,
-    compare_training,
-    fit,
-    undisturbed,
-)
+from reliability.faults.fault_runs import Comparison, fit, undisturbed
 from reliability.outcome import Outcome
 from support.lit import Classifier
 
@@ -66,15 +58,15 @@ def with_file(
     users = [] if meddle is None else [Meddles(1, partial(meddle, root))]
     with during(root), mock.patch.object(run_file, "folder", return_value=root / FILE.parent):
         watched = fit(root, [NormTheory()], module=MODULE, users=users)
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     expected = {epoch: reference.rows[epoch] for epoch in epochs}
     if (root / FILE).is_file():
-        compare_rows(check, watched.rows, expected)
+        check.rows(watched.rows, expected)
     else:
         check.equal("the epochs that could be written", [], list(epochs))
-    compare_reports(check, watched, *reports)
+    check.reports(watched, *reports)
     check.holds("the end says more than once that there is no file", len(_of_files(watched.messages)) == len(reports))
-    compare_resumed(check, watched, bare, lambda: [NormTheory()], module=MODULE)
+    check.resumed(watched, bare, lambda: [NormTheory()], module=MODULE)
     return check.outcome
 
 

@@ -24,7 +24,7 @@ from lightning_normtheory.callbacks import (
 )
 from lightning_normtheory.measuring import progress, snapshot
 
-from reliability.faults.fault_runs import Comparison, Run, check_readable, compare_training, fit
+from reliability.faults.fault_runs import Comparison, Run, fit
 from reliability.outcome import Outcome
 from support.lit import Classifier
 
@@ -111,12 +111,12 @@ def interrupted(folder: Path, ours: Callable[[], pl.Callback], net: str, interru
         check.equal(f"{name} after the interrupt", after[name], value)
     bare = interrupted_bare(net)
     check.equal("whether the fit was interrupted", type(watched.error), SystemExit)
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     for name, value in attached(bare).items():
         check.equal(f"{name} of the model or trainer", attached(watched)[name], value)
     check.equal("the epochs in the file", sorted(watched._replace(folder=folder).rows), [0])
     saved = watched.save()
-    check_readable(check, saved)
+    check.readable(saved)
     again = fit(folder / "again", [ours()], module=module, checkpoint=saved)
     check.equal("the end of the resumed fit", again.error, None)
     check.holds("the resumed fit measures its last epoch", 2 in again.rows)

@@ -14,16 +14,7 @@ from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, NTK
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 
 from reliability.faults.fault_process import start
-from reliability.faults.fault_runs import (
-    SAMPLES,
-    Comparison,
-    compare_reports,
-    compare_resumed,
-    compare_rows,
-    compare_training,
-    fit,
-    undisturbed,
-)
+from reliability.faults.fault_runs import SAMPLES, Comparison, fit, undisturbed
 from reliability.faults.faults_errors import DIAGNOSTICS
 from reliability.outcome import Outcome
 from support.lit import Classifier, loader
@@ -68,7 +59,7 @@ def chunks(folder: Path, ours: Callable, name: str, error: str, most: int, rel: 
     watched = fit(folder / "watched", [ours(**{limit: limited})], **arguments)
     whole = fit(folder / "whole", [ours(on_error="raise")], **arguments)
     bare = fit(folder / "bare", **arguments)
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     check.equal("the epochs in the file", sorted(watched.rows), [0, 1, 2])
     if most and net == "wn":
         for epoch, row in watched.rows.items():
@@ -76,8 +67,8 @@ def chunks(folder: Path, ours: Callable, name: str, error: str, most: int, rel: 
     else:
         for epoch, row in watched.rows.items():
             check.holds(f"epoch {epoch}, {name} is {row[name]}", math.isnan(row[name]))
-        compare_reports(check, watched, " failed and is logged as NaN")
-    compare_resumed(check, watched, bare, lambda: [ours(**{limit: limited})], **arguments)
+        check.reports(watched, " failed and is logged as NaN")
+    check.resumed(watched, bare, lambda: [ours(**{limit: limited})], **arguments)
     return check.outcome
 
 
@@ -94,13 +85,13 @@ def in_one_epoch(folder: Path, diagnostic: type[Diagnostic], error: str) -> Outc
 
     with mock.patch.object(diagnostic, "measure", measure):
         watched = fit(folder / "watched", [NormTheory()], module=partial(Classifier, "bn"))
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     check.holds(f"epoch 1, {known.name} is a number", math.isnan(watched.rows[1][known.name]))
     expected = reference.rows
     expected[1] = {name: value for name, value in expected[1].items() if not name.startswith(known.own)}
-    compare_rows(check, watched.rows, expected, without=known.memory)
-    compare_reports(check, watched, f"normtheory/{known.name} failed")
-    compare_resumed(check, watched, bare, lambda: [NormTheory()], module=partial(Classifier, "bn"))
+    check.rows(watched.rows, expected, without=known.memory)
+    check.reports(watched, f"normtheory/{known.name} failed")
+    check.resumed(watched, bare, lambda: [NormTheory()], module=partial(Classifier, "bn"))
     return check.outcome
 
 
@@ -109,9 +100,9 @@ def at_the_start(folder: Path, error: str) -> Outcome:
     check = Comparison()
     watched = fit(folder / "watched", [RSCRatio(predict=Limited(0, ERRORS[error], loss=False))])
     bare = fit(folder / "bare")
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     check.equal("R of each epoch", [str(row["rsc_ratio"]) for row in watched.rows.values()], ["nan"] * 3)
-    compare_reports(check, watched, "normtheory/rsc_ratio failed")
+    check.reports(watched, "normtheory/rsc_ratio failed")
     return check.outcome
 
 

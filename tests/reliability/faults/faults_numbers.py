@@ -30,17 +30,7 @@ from reliability.faults.fault_modules import (
     Transferred,
     Unguarded,
 )
-from reliability.faults.fault_runs import (
-    EPOCHS,
-    SAMPLES,
-    Comparison,
-    compare_reports,
-    compare_resumed,
-    compare_rows,
-    compare_training,
-    fit,
-    undisturbed,
-)
+from reliability.faults.fault_runs import EPOCHS, SAMPLES, Comparison, fit, undisturbed
 from reliability.outcome import Outcome
 from support.lit import Classifier, tensors
 from support.models import direction
@@ -76,7 +66,7 @@ def with_fault(
     watched = fit(folder / "watched", [ours()], module=module, users=users(), data=loaded)
     # The fault is part of both runs; the oracle sees the weights as our callbacks see them.
     bare = fit(folder / "bare", [definitions], module=module, users=users(), data=loaded)
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     rows = watched.rows
     check.equal("the epochs in the file", sorted(rows), list(range(EPOCHS)))
     for epoch, expected in definitions.found.items():
@@ -86,8 +76,8 @@ def with_fault(
                 check.holds(f"epoch {epoch}, {name} is {found}, with a fault in it", not math.isfinite(found))
             else:
                 check.close(f"epoch {epoch}, {name}", found, expected[name], REL)
-    compare_reports(check, watched, *reports)
-    resumed = compare_resumed(check, watched, bare, lambda: [ours()], module=module, users=users(), data=loaded)
+    check.reports(watched, *reports)
+    resumed = check.resumed(watched, bare, lambda: [ours()], module=module, users=users(), data=loaded)
     if EPOCHS - 1 not in hit:
         # When the fault is over nothing is missing; a crossover is there only if its parts are above their floors.
         names = [{*row} - {"ntk_crossover"} for row in (rows[EPOCHS - 1], resumed[EPOCHS])]
@@ -124,14 +114,14 @@ def poisoned_statistics(folder: Path, buffer: str, value: float) -> Outcome:
     module = partial(Classifier, "bn")
     users = lambda: [Broken(lambda m: getattr(m.net[1], buffer), value, (1,))]  # noqa: E731
     watched = fit(folder / "watched", [NormTheory()], module=module, users=users())
-    compare_training(check, watched, fit(folder / "bare", module=module, users=users()))
+    check.training(watched, fit(folder / "bare", module=module, users=users()))
     rows, expected = watched.rows, reference.rows
     check.holds("epoch 1, ntk_lambda_min is finite, with a fault in it", not math.isfinite(rows[1]["ntk_lambda_min"]))
     trained = [name for name in expected[1] if not name.startswith(RUNNING)]
     expected[1] = {name: expected[1][name] for name in trained}
-    compare_rows(check, rows, expected)
-    compare_reports(check, watched, "normtheory/ntk_lambda_min")
-    compare_resumed(check, watched, bare, lambda: [NormTheory()], module=module)
+    check.rows(rows, expected)
+    check.reports(watched, "normtheory/ntk_lambda_min")
+    check.resumed(watched, bare, lambda: [NormTheory()], module=module)
     return check.outcome
 
 
@@ -140,7 +130,7 @@ def zero_loss(folder: Path, epochs: tuple[int, ...]) -> Outcome:
     check = Comparison()
     module = partial(ScaledLoss, 0.0, epochs)
     watched, bare = fit(folder / "watched", [NormTheory()], module=module), fit(folder / "bare", module=module)
-    compare_training(check, watched, bare)
+    check.training(watched, bare)
     rows = watched.rows
     for epoch in range(EPOCHS):
         found = rows[epoch]
@@ -150,8 +140,8 @@ def zero_loss(folder: Path, epochs: tuple[int, ...]) -> Outcome:
         check.equal(f"epoch {epoch}, whether R is a number", math.isnan(found["rsc_ratio"]), zero)
         check.equal(f"epoch {epoch}, whether λ_max is zero", found["hessian_lambda_max"] == 0, zero)
         check.holds(f"epoch {epoch}, λ_min of the kernel is not finite", math.isfinite(found["ntk_lambda_min"]))
-    compare_reports(check, watched, "normtheory/rsc_ratio is NaN")
-    compare_resumed(check, watched, bare, lambda: [NormTheory()], module=module)
+    check.reports(watched, "normtheory/rsc_ratio is NaN")
+    check.resumed(watched, bare, lambda: [NormTheory()], module=module)
     return check.outcome
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from reliability.faults.fault_process import INSIDE, SLEEP, signal_run, start
-from reliability.faults.fault_runs import Comparison, Rows, check_readable, compare_rows, timeless
+from reliability.faults.fault_runs import Comparison, Rows, timeless
 from reliability.outcome import Outcome
 from support.lit import rows
 
@@ -48,15 +48,15 @@ def signalled(folder: Path, number: signal.Signals, code: int, checkpoint: str) 
         return check.outcome
     check.equal(f"how the process ended ({errors[-300:]})", process.returncode, code)
     found = numbers(ended)
-    compare_rows(check, found, {epoch: uninterrupted()[epoch] for epoch in found})
+    check.rows(found, {epoch: uninterrupted()[epoch] for epoch in found})
     check.holds("the first epoch is not in the file", 0 in found)
-    check_readable(check, ended / checkpoint)
+    check.readable(ended / checkpoint)
     if check.differences:
         return check.outcome
     run = signal_run(folder / "resumed", ended / checkpoint)
     check.equal("the epochs of the resumed run", run.current_epoch, 3)
     again = numbers(folder / "resumed")
-    compare_rows(check, again, {epoch: uninterrupted()[epoch] for epoch in again})
+    check.rows(again, {epoch: uninterrupted()[epoch] for epoch in again})
     check.holds("the last epoch is not in the file of the resumed run", 2 in again)
     return check.outcome
 

@@ -14,7 +14,7 @@ import torch
 from lightning_normtheory.callbacks import NormTheory
 
 from reliability.faults.fault_process import DEAD, INSIDE, start
-from reliability.faults.fault_runs import Comparison, compare_reports, compare_rows, compare_training, fit, undisturbed
+from reliability.faults.fault_runs import Comparison, fit, undisturbed
 from reliability.faults.faults_errors import OnPurposeError
 from reliability.outcome import Outcome
 from support.lit import Classifier, rows
@@ -47,9 +47,9 @@ def failing_client(folder: Path, part: str) -> Outcome:
     log = pl.loggers.WandbLogger(project="demo", experiment=experiment, save_dir=folder)
     log._experiment = refusing(part)
     watched = fit(folder / "watched", [NormTheory()], module=MODULE, logger=log)
-    compare_training(check, watched, bare)
-    compare_rows(check, watched._replace(folder=folder).rows, reference.rows)
-    compare_reports(check, watched, "on purpose")
+    check.training(watched, bare)
+    check.rows(watched._replace(folder=folder).rows, reference.rows)
+    check.reports(watched, "on purpose")
     return check.outcome
 
 

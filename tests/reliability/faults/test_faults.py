@@ -6,7 +6,7 @@ import torch
 
 from lightning_normtheory.callbacks import NormTheory
 
-from reliability.faults.fault_runs import Comparison, compare_reports, compare_rows, compare_training, fit, undisturbed
+from reliability.faults.fault_runs import Comparison, fit, undisturbed
 from reliability.faults.faults import FAULTS
 from support.lit import Classifier
 
@@ -96,14 +96,14 @@ def move_a_buffer(module):
 def test_the_comparison_notices_a_disturbance(touch, tmp_path):
     check = Comparison()
     touched = fit(tmp_path, [Careless(touch)], module=lambda: Classifier("bn"))
-    compare_training(check, touched, undisturbed("bn")[1])
+    check.training(touched, undisturbed("bn")[1])
     assert "record 13 of 22 of the training differs" in check.outcome.differences
 
 
 def test_the_comparison_notices_a_wrong_number_and_a_missing_row(tmp_path):
     rows = undisturbed("bn")[0].rows
     check = Comparison()
-    compare_rows(check, {0: rows[0], 1: {**rows[1], "loss": rows[1]["loss"] * (1 + 1e-15)}}, rows)
+    check.rows({0: rows[0], 1: {**rows[1], "loss": rows[1]["loss"] * (1 + 1e-15)}}, rows)
     assert len(check.outcome.differences) == 2
     assert "the epochs in the file" in check.outcome.differences[0]
     assert "epoch 1, loss" in check.outcome.differences[1]
@@ -111,5 +111,5 @@ def test_the_comparison_notices_a_wrong_number_and_a_missing_row(tmp_path):
 
 def test_the_comparison_notices_a_fault_that_nobody_reports(tmp_path):
     check = Comparison()
-    compare_reports(check, fit(tmp_path, [NormTheory()], epochs=1), "on purpose")
+    check.reports(fit(tmp_path, [NormTheory()], epochs=1), "on purpose")
     assert check.outcome.differences == ("warnings with 'on purpose': expected 1, but got 0",)
