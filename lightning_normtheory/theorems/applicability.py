@@ -176,14 +176,17 @@ def _verdict(theorem: str, problems: list[str], differences: list[str], problem:
 def _weight_norm_optimization(problem: Problem) -> TheoremStatus:
     chain = problem.chain
     problems = _activation_problems(problem) + ([chain] if isinstance(chain, str) else []) + _loss_problems(problem)
-    differences = (
+    return _verdict("WN, Theorem 5.1 (optimization)", problems, _weight_norm_differences(problem), problem)
+
+
+def _weight_norm_differences(problem: Problem) -> list[str]:
+    return (
         list(problem.weight_norm_differences)
         + _head_differences(problem)
         + _activation_differences(problem)
         + _norm_difference(problem, 1.0, "1")
         + _loss_differences(problem)
     )
-    return _verdict("WN, Theorem 5.1 (optimization)", problems, differences, problem)
 
 
 def _weight_norm_generalization(problem: Problem) -> TheoremStatus:
@@ -193,11 +196,7 @@ def _weight_norm_generalization(problem: Problem) -> TheoremStatus:
     if isinstance(loss, str):
         problems.append(loss)
     differences = (
-        list(problem.weight_norm_differences)
-        + _head_differences(problem)
-        + _activation_differences(problem)
-        + _norm_difference(problem, 1.0, "1")
-        + _loss_differences(problem)
+        _weight_norm_differences(problem)
         + (_loss_problems(problem) if not isinstance(loss, str) else [])
         + [f"φ(0) of {phi.name} is {phi.at_zero:.3g}, not 0" for phi in problem.activations if phi.at_zero != 0]
     )

@@ -291,9 +291,6 @@ sys.exit(sweep("quickstart", {{"do": ["finish", "hang"]}}, 2, 2, [], "out"))
     assert not list(Path("out").rglob("unfinished"))
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
 @linux
 def test_a_killed_sweep_of_a_recipe_goes_on(tmp_path):
     callbacks = "[{class_path: lightning_normtheory.callbacks.RSCRatio, init_args: {probe: 64}}]"

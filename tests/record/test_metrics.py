@@ -113,9 +113,6 @@ def matching(name):
     return [metric for metric in METRICS if fnmatchcase(name, metric.name)]
 
 
-# -- the callbacks and the list ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_every_logged_name_is_one_metric(logged, case):
     assert len(logged[case]) > 10
@@ -159,9 +156,6 @@ def test_the_list_is_well_formed():
         assert find_metric(metric.name.replace("*", "net_0")) is metric
 
 
-# -- the panels --------------------------------------------------------------------------------------------------------
-
-
 def test_every_metric_is_in_the_panels_it_names_and_every_line_is_a_metric():
     keys = {panel.key for panel in PANELS}
     assert [metric.name for metric in METRICS if metric.panel not in keys or metric.also_in not in {"", *keys}] == []
@@ -184,9 +178,6 @@ def test_panels_are_in_known_sections_with_titles_of_their_own():
         assert panel.lines, panel.title
         assert panel.about, panel.title
         assert len({line.metric for line in panel.lines}) == len(panel.lines), panel.title
-
-
-# -- the docs ----------------------------------------------------------------------------------------------------------
 
 
 def mentioned(docstring):

@@ -61,9 +61,6 @@ class Result(NamedTuple):
     figures: Mapping[str, str] = {}
 
 
-# -- the parts ---------------------------------------------------------------------------------------------------------
-
-
 def parts(models: int, epochs: int) -> dict[str, Part]:
     return {
         "random models": Part("reliability.strange.strange_trial", "try_model", range(models)),
@@ -125,9 +122,6 @@ def find_cases(chosen: Mapping[str, Part], quick: bool) -> list[Case]:
             names = names[:: max(1, len(names) // FEW)][:FEW]
         found += [Case(title, part, name) for name in names]
     return sorted(found, key=lambda case: -case.part.patience)  # the longest first, beside which the others run
-
-
-# -- a worker ----------------------------------------------------------------------------------------------------------
 
 
 def work(connection: Any) -> None:
@@ -212,9 +206,6 @@ def run_all(cases: Sequence[Case], jobs: int) -> list[Result]:
         pool.shutdown(cancel_futures=True, wait=False)
         for worker in workers:
             worker.stop()
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 def different(title: str, own: Sequence[Result]) -> list[str]:

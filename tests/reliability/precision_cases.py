@@ -17,7 +17,7 @@ from lightning_normtheory import empirical_ntk, hessian_top_eigenvalue, min_weig
 from lightning_normtheory.callbacks import NormTheory
 
 from reliability.outcome import Outcome
-from support.lit import CLASSES, rows, trainer
+from support.lit import CLASSES, Wrapper, rows, trainer
 from support.neutral_cases import Recorder, generators, state
 
 SAMPLES, BATCH, FEATURES, SIDE, ROWS = 24, 8, 6, 4, 6
@@ -41,15 +41,8 @@ def convolutional():
     return nn.Sequential(*first, nn.Flatten(), nn.Linear(4, CLASSES))
 
 
-class Module(pl.LightningModule):
+class Module(Wrapper):
     """Cross entropy and momentum on whatever network."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        return self.net(x)
 
     def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])

@@ -52,9 +52,6 @@ COUNTED = (
 MEMORY_LIMIT = 2 * 2**20
 
 
-# -- what is trained ---------------------------------------------------------------------------------------------------
-
-
 class Soaked(pl.LightningModule):
     def __init__(self, net: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -118,9 +115,6 @@ def loaders() -> list[DataLoader]:
     return [DataLoader(sets[0], 16, shuffle=True), DataLoader(sets[1], 16)]
 
 
-# -- what is counted ---------------------------------------------------------------------------------------------------
-
-
 class Meter(pl.Callback):
     """Writes a line at the end of every epoch: into a file, since a list in memory would grow."""
 
@@ -159,9 +153,6 @@ def count(model: nn.Module) -> dict[str, int]:
         "trainers known": len(run_file._unnamed) + len(wandb._defined),
         "memory": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
     }
-
-
-# -- what is run, in a separate process --------------------------------------------------------------------------------
 
 
 def long_fit(model: str, epochs: int, path: Path, watching: Sequence[pl.Callback]) -> None:
@@ -223,9 +214,6 @@ def run_alone(what: str, model: str, rounds: int, path: Path) -> None:
         long_fit(model, rounds, path, every_callback(model))
     else:
         short_fits(model, rounds, path, what)
-
-
-# -- what is found -----------------------------------------------------------------------------------------------------
 
 
 class SoakResult(NamedTuple):

@@ -43,9 +43,6 @@ def test_a_long_run_of_each_kind(tmp_path):
     assert len(figures) == 5
 
 
-# -- it can fail -------------------------------------------------------------------------------------------------------
-
-
 class Leaking(pl.Callback):
     """Leaves one of everything behind in every epoch."""
 

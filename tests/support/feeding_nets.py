@@ -156,26 +156,19 @@ NETS = {
     "cat with the input along the batch": Net(
         wrap(lambda m, x: m.bn(torch.cat([m.a(x), x])), a=lambda: conv(4, 4), bn=bn), lambda: image(4)
     ),
-    "cat of linear layers": Net(
-        wrap(
-            lambda m, x: m.bn(torch.cat([m.a(x), m.b(x)], -1)),
-            a=lambda: nn.Linear(3, 4),
-            b=lambda: nn.Linear(3, 2),
-            bn=lambda: bn1d(6),
-        ),
-        vector,
-        "a>bn b>bn",
-    ),
-    "cat of linear layers along axis 1": Net(
-        wrap(
-            lambda m, x: m.bn(torch.cat([m.a(x), m.b(x)], 1)),
-            a=lambda: nn.Linear(3, 4),
-            b=lambda: nn.Linear(3, 2),
-            bn=lambda: bn1d(6),
-        ),
-        vector,
-        "a>bn b>bn",
-    ),
+    **{
+        name: Net(
+            wrap(
+                lambda m, x, axis=axis: m.bn(torch.cat([m.a(x), m.b(x)], axis)),
+                a=lambda: nn.Linear(3, 4),
+                b=lambda: nn.Linear(3, 2),
+                bn=lambda: bn1d(6),
+            ),
+            vector,
+            "a>bn b>bn",
+        )
+        for name, axis in (("cat of linear layers", -1), ("cat of linear layers along axis 1", 1))
+    },
     "stack": Net(
         wrap(lambda m, x: m.bn(torch.stack([m.a(x), m.a(x)], 1)), a=lambda: nn.Linear(3, 4), bn=lambda: bn1d(2)), vector
     ),

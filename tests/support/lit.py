@@ -28,16 +28,23 @@ def nets():
     }
 
 
-class Classifier(pl.LightningModule):
-    """Cross entropy on whatever network, Adam, and nothing else."""
+class Wrapper(pl.LightningModule):
+    """A module around a network; subclasses add the steps."""
 
-    def __init__(self, net="bn", lr=0.05):
+    def __init__(self, net):
         super().__init__()
-        self.net = nets()[net]()
-        self.lr = lr
+        self.net = net
 
     def forward(self, x):
         return self.net(x)
+
+
+class Classifier(Wrapper):
+    """Cross entropy on whatever network, Adam, and nothing else."""
+
+    def __init__(self, net="bn", lr=0.05):
+        super().__init__(nets()[net]())
+        self.lr = lr
 
     def training_step(self, batch, batch_idx):
         x, y = batch

@@ -179,9 +179,6 @@ def test_works_inside_no_grad():
         assert not torch.is_grad_enabled()
 
 
-# --- Losses and models that cannot be measured ------------------------------------------------------------------------
-
-
 def test_no_trainable_parameter():
     case = MODELS["mlp"]
     with pytest.raises(ValueError, match=r"Expected a trainable parameter.*Sequential has requires_grad=False"):
@@ -240,9 +237,6 @@ def test_a_loss_of_zero_has_no_ratio():
     assert result.mean_predictor_grad_norm_sq > 0
 
 
-# --- Nothing changes --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch_stats", [True, False, None])
 @TABLE
 def test_nothing_in_the_model_changes(case, batch_stats):
@@ -282,9 +276,6 @@ def test_random_losses_repeat_and_leave_the_generators_alone():
     assert rsc_ratio(model, noisy, [case.data()]) == first
 
 
-# --- The parts --------------------------------------------------------------------------------------------------------
-
-
 def test_trainable_parameters_come_once_and_in_order():
     assert list(trainable_parameters(MODELS["tied"].make())) == ["0.weight", "0.bias", "4.weight", "4.bias"]
     assert list(trainable_parameters(MODELS["frozen"].make())) == ["2.weight", "2.bias"]
@@ -304,9 +295,6 @@ def test_sums_of_batches_and_processes_add_up():
     # n = 4 samples with Σ∇ℓ = (4, 8), k = 2 outputs each with Σ∇f = (8, 0).
     result = rsc_from_sums(4, 2.0, torch.tensor([4.0, 8.0]), 8, torch.tensor([8.0, 0.0]))
     assert result == RSC(0.5, 5.0, 10.0, 1.0)
-
-
-# --- Identities of the tangent kernel ---------------------------------------------------------------------------------
 
 
 def kernel(jacobians: torch.Tensor) -> torch.Tensor:

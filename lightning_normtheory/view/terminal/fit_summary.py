@@ -35,9 +35,6 @@ def end_table(history: History, width: int = 80) -> str:
     return "\n".join(lines)
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
-
-
 def _headline(history: History, rows: list[Row]) -> str:
     text = f"{history.prefix}: {_count(len(rows), 'epoch')} measured"
     samples = {settings["probe"] for settings in history.settings if "probe" in settings}
@@ -166,9 +163,6 @@ def _number(value: float, digits: int | None = None) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     return f"{value:.3g}" if digits is None or value == 0 else f"{value:#.{digits}g}".rstrip(".")
-
-
-# -- how it is laid out ------------------------------------------------------------------------------------------------
 
 
 def _table(lines: list[_Line], rows: list[Row], width: int) -> list[str]:

@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DDPStrategy
 from torch import nn
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_normtheory.callbacks import NormTheory
 
 from reliability.outcome import Outcome
-from support.lit import CLASSES, FEATURES, rows, tensors, trainer
+from support.lit import CLASSES, FEATURES, Wrapper, rows, tensors, trainer
 
 # A deadlock becomes an error after this time.
 PATIENCE = timedelta(seconds=120)
@@ -79,16 +78,13 @@ LOSSES = {
 }
 
 
-class Still(pl.LightningModule):
+class Still(Wrapper):
     """A learning rate of zero: the weights, and so the numbers, do not depend on how the data are shared out."""
 
     def __init__(self, net: str, loss: str = "square"):
-        super().__init__()
         torch.manual_seed(0)
-        self.net, self.loss = NETS[net](), LOSSES[loss]
-
-    def forward(self, x):
-        return self.net(x)
+        super().__init__(NETS[net]())
+        self.loss = LOSSES[loss]
 
     def training_step(self, batch, batch_idx):
         return self.loss(self(batch[0]), batch[1])

@@ -29,13 +29,13 @@ from lightning_normtheory.record import jsonl
 from lightning_normtheory.record.history import merge
 
 from reliability.outcome import Outcome
-from support.lit import trainer
+from support.lit import Wrapper, trainer
 from support.theorem_cases import dgm_network, paper_network, rsc_network
 
 EPOCHS, SAMPLES, BATCH, FEATURES = 4, 24, 8, 3
 
 
-# -- data: loaders that know how far they are, so that the training itself resumes exactly in the middle of an epoch ---
+# Loaders that know their position, so that training itself resumes exactly in the middle of an epoch.
 
 
 class InOrder(Sampler):
@@ -98,18 +98,8 @@ def iterable(*tensors):
 LOADERS = {"map": map_style, "iterable": iterable}
 
 
-# -- modules -----------------------------------------------------------------------------------------------------------
-
-
-class Regression(pl.LightningModule):
+class Regression(Wrapper):
     """The papers' square loss, and Adam, whose state must come back as well."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        return self.net(x)
 
     def training_step(self, batch, batch_idx):
         loss = (self(batch[0]) - batch[1]).square().sum() / len(batch[0])
@@ -131,9 +121,6 @@ class Logistic(Regression):
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.training_step(batch, batch_idx))
-
-
-# -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def everything(**arguments):
@@ -214,9 +201,6 @@ CASES = {
     "every second epoch, iterable": Case(plain, of_chains, "iterable", options={"every_n_epochs": 2}),
     "every second epoch, all in one": Case(both, everything, options={"every_n_epochs": 2}),
 }
-
-
-# -- runs --------------------------------------------------------------------------------------------------------------
 
 
 def fit(case, folder, checkpoint=None, *, more=(), callbacks=None, epochs=EPOCHS, **arguments):

@@ -98,8 +98,6 @@ def test_a_setting_that_no_longer_exists_is_named():
     assert messages_of(state, RSCRatio()) == ["RSCRatio: forgotten was 1 in the checkpoint and is None now."]
 
 
-# -- what is dropped ---------------------------------------------------------------------------------------------------
-
 CASE = "BN's form, all in one"
 LOSSES = {"loss_ratio", "certificate_rate_measured"}
 KERNEL = {"ntk_change", "ntk_change_max"}

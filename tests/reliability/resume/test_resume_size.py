@@ -6,7 +6,6 @@
 import io
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory.callbacks import NormTheory
 
-from support.lit import trainer
+from support.lit import Wrapper, trainer
 from support.models import Graph
 
 WIDTH, FEATURES, ROWS = 96, 16, 8
@@ -59,14 +58,7 @@ NETS = {
 }
 
 
-class Module(pl.LightningModule):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        return self.net(x)
-
+class Module(Wrapper):
     def training_step(self, batch, batch_idx):
         return (self(batch[0]) - batch[1]).square().mean()
 

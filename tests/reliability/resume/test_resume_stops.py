@@ -103,9 +103,6 @@ class Validated(pl.Callback):
         trainer.save_checkpoint(self.path)
 
 
-# -- runs that break off -----------------------------------------------------------------------------------------------
-
-
 class Break(pl.Callback):
     """Ends a run from within."""
 

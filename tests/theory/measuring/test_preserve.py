@@ -132,9 +132,6 @@ def test_nested():
     assert full_state(model) == before
 
 
-# --- The function inside ----------------------------------------------------------------------------------------------
-
-
 def test_dropout_is_off():
     model = nn.Sequential(nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5), nn.RReLU()).train()
     x = torch.rand(2, 3, 4, 4)
@@ -260,9 +257,6 @@ def test_randomness_that_cannot_be_switched_off_repeats():
         assert torch.equal(model(x), first)
     with preserve_state(model, seed=1):
         assert not torch.equal(model(x), first)
-
-
-# --- The program around it --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("normalize", [hook_weight_norm, parametrized_weight_norm])

@@ -77,8 +77,6 @@ def test_no_batch_norm():
     assert feeding_layers(nn.Linear(2, 2)) == {}
 
 
-# --- Published architectures ------------------------------------------------------------------------------------------
-
 # How many BatchNorm inputs are scale-free, counted in the architecture: every convolution is followed by its own
 # BatchNorm, except in DenseNet, where a BatchNorm sees all the features of its block.
 ARCHITECTURES = {"resnet18": 20, "resnet50": 53, "mobilenet_v2": 52, "efficientnet_b0": 49, "densenet121": 649}
@@ -98,8 +96,6 @@ def test_published_architectures(name, count):
     assert len(found) == count
     assert found == scale_invariant_pairs(model, image(3, 32), every_unit=False)
 
-
-# --- Random graphs ----------------------------------------------------------------------------------------------------
 
 ELEMENTWISE = {
     "relu": F.relu,
@@ -272,9 +268,6 @@ def test_random_graphs_do_have_pairs():
         settings=settings(max_examples=1000, phases=[Phase.generate]),
     )
     assert any(feeding.layers for feeding in feeding_layers(program).values())
-
-
-# --- What the search leaves behind ------------------------------------------------------------------------------------
 
 
 class Restless(nn.Module):

@@ -14,29 +14,18 @@ from lightning_normtheory.model.layers import (
     weight_norm_parameters,
 )
 
-from support.models import WEIGHT_NORM_FORMS, Graph, direction, hook_weight_norm, length, parametrized_weight_norm
+from support.models import (
+    PLAIN_LAYERS,
+    WEIGHT_NORM_FORMS,
+    Graph,
+    direction,
+    hook_weight_norm,
+    length,
+    parametrized_weight_norm,
+)
 from support.oracles import unit_indices
 
 FORMS = pytest.mark.parametrize("normalize", WEIGHT_NORM_FORMS.values(), ids=WEIGHT_NORM_FORMS.keys())
-
-PLAIN_LAYERS = {
-    "linear": lambda: nn.Linear(3, 4),
-    "linear one unit": lambda: nn.Linear(3, 1),
-    "linear one input": lambda: nn.Linear(1, 3),
-    "bilinear": lambda: nn.Bilinear(2, 3, 4),
-    "conv1d": lambda: nn.Conv1d(2, 3, 4),
-    "conv2d": lambda: nn.Conv2d(2, 3, (1, 2)),
-    "conv3d": lambda: nn.Conv3d(2, 3, 2),
-    "grouped conv": lambda: nn.Conv2d(4, 6, 2, groups=2),
-    "depthwise conv": lambda: nn.Conv2d(3, 6, 2, groups=3),
-    "transposed conv1d": lambda: nn.ConvTranspose1d(2, 3, 4),
-    "transposed conv2d": lambda: nn.ConvTranspose2d(2, 3, 2),
-    "transposed conv3d": lambda: nn.ConvTranspose3d(2, 3, 2),
-    "grouped transposed conv": lambda: nn.ConvTranspose2d(4, 6, 2, groups=2),
-    "depthwise transposed conv": lambda: nn.ConvTranspose1d(3, 3, 2, groups=3),
-    "embedding": lambda: nn.Embedding(5, 3),
-    "embedding bag": lambda: nn.EmbeddingBag(5, 3),
-}
 
 
 @pytest.mark.parametrize("build", PLAIN_LAYERS.values(), ids=PLAIN_LAYERS.keys())

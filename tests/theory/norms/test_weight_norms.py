@@ -12,6 +12,7 @@ from lightning_normtheory import min_weight_norm, normalized_layers, weight_norm
 from lightning_normtheory.norms.units import require_normalized
 
 from support.models import (
+    PLAIN_LAYERS,
     WEIGHT_NORM_FORMS,
     Graph,
     direction,
@@ -24,23 +25,6 @@ from support.models import (
 from support.oracles import loop_norms, loop_norms_except
 
 FORMS = pytest.mark.parametrize("normalize", WEIGHT_NORM_FORMS.values(), ids=WEIGHT_NORM_FORMS.keys())
-
-LAYERS = {
-    "linear": lambda: nn.Linear(3, 4),
-    "linear one unit": lambda: nn.Linear(3, 1),
-    "linear one input": lambda: nn.Linear(1, 3),
-    "linear one weight": lambda: nn.Linear(1, 1),
-    "bilinear": lambda: nn.Bilinear(2, 3, 4),
-    "conv1d": lambda: nn.Conv1d(2, 3, 4),
-    "conv2d": lambda: nn.Conv2d(2, 3, (1, 2)),
-    "conv3d": lambda: nn.Conv3d(2, 3, 2),
-    "grouped conv": lambda: nn.Conv2d(4, 6, 2, groups=2),
-    "transposed conv1d": lambda: nn.ConvTranspose1d(2, 3, 4),
-    "transposed conv2d": lambda: nn.ConvTranspose2d(2, 3, 2),
-    "transposed conv3d": lambda: nn.ConvTranspose3d(2, 3, 2),
-    "grouped transposed conv": lambda: nn.ConvTranspose2d(4, 6, 2, groups=2),
-    "embedding": lambda: nn.Embedding(5, 3),
-}
 
 
 def assert_norms(actual: dict[str, torch.Tensor], expected: dict[str, list[float]]) -> None:
@@ -60,7 +44,7 @@ def trained(layer: nn.Module, name: str = "weight") -> nn.Module:
 
 @FORMS
 @pytest.mark.parametrize("dim", [0, 1, "last", -1, None])
-@pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS.keys())
+@pytest.mark.parametrize("build", PLAIN_LAYERS.values(), ids=PLAIN_LAYERS.keys())
 def test_weight_norm(normalize, dim, build):
     layer = build()
     dim = layer.weight.dim() - 1 if dim == "last" else dim

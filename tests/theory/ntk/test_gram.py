@@ -121,9 +121,6 @@ def test_the_cheaper_way_is_taken():
         assert calls.pop() == expected, (T, d)
 
 
-# --- The axis of the samples ------------------------------------------------------------------------------------------
-
-
 @given(
     samples=st.integers(2, 3),
     entries=sizes,

@@ -136,9 +136,6 @@ def test_the_refusal_of_another_process_leads_to_the_same_strategy(is_step, refu
     assert_equal(found, dense_kernel(model, x, "trace"))
 
 
-# --- Another order, another number of samples inside the network ------------------------------------------------------
-
-
 def test_samples_in_another_order_inside():
     """The structure does not hold and is not used."""
     model = Graph(lambda m, x: m.a(x.flip(0)).tanh().flip(0), a=nn.Linear(4, 3)).double()

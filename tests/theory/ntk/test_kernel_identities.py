@@ -76,9 +76,6 @@ def test_trace_and_sum_against_all_outputs(seed, n, width):
             assert float(torch.linalg.eigvalsh(part)[0]) >= -each.floor
 
 
-# --- DGM --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0, 2.0, 10.0])
 def test_proposition_1_for_every_alpha(alpha):
     """V + G = H, the kernel of the network without WeightNorm, whatever α is, with V = α² K_direction."""
@@ -201,9 +198,6 @@ def test_the_least_eigenvalue_stays_above_the_threshold(alpha, steps):
                 p -= rate * gradient
     assert empirical_ntk(network, x).lambda_min > form.threshold
     assert losses[-1] <= losses[0] * (1 - rate * form.threshold) ** (steps - 1)
-
-
-# --- Along training ---------------------------------------------------------------------------------------------------
 
 
 def test_change():

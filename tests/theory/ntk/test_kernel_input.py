@@ -56,9 +56,6 @@ def test_bad_options_are_named():
         empirical_ntk(model, x)
 
 
-# --- Unusual forms ----------------------------------------------------------------------------------------------------
-
-
 def test_dict_inputs():
     model = Graph(lambda m, x: m.layer(x["a"] * x["scale"] + x["b"]), layer=nn.Linear(4, 3).double())
     a, b = torch.randn(2, 5, 4, dtype=torch.float64)
@@ -137,9 +134,6 @@ def test_complex_values_inside():
     found = empirical_ntk(model, x)
     assert found.one_by_one == ("gain",)
     assert_equal(found, dense_kernel(model, x, "trace"))
-
-
-# --- Nothing is changed -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])

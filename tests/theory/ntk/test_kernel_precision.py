@@ -121,9 +121,6 @@ def test_values_that_are_not_finite_are_reported_as_such():
     assert found.effective_rank != found.effective_rank
 
 
-# --- Spectrum and rank ------------------------------------------------------------------------------------------------
-
-
 def test_the_spectrum_is_that_of_the_kernel():
     found = empirical_ntk(MODELS["wn-hook-dim-0"].make(), MODELS["wn-hook-dim-0"].data()[0])
     values = torch.linalg.eigvalsh(found.kernel)

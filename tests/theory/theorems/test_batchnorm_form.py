@@ -154,9 +154,6 @@ def test_samples_that_do_not_fit():
     assert "not finite" in batchnorm_form(model, x * math.nan, model(x))
 
 
-# -- the diagnostic --------------------------------------------------------------------------------------------------
-
-
 def view_of(model, x, y, steps=10):
     """What the diagnostic sees of a run."""
     dataset = TensorDataset(x)

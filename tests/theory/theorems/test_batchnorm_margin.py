@@ -304,9 +304,6 @@ def test_properties(data, seed):
         assert margin.lower <= batchnorm_margin(features[1:], labels[1:]).upper + 1e-11
 
 
-# -- the dyadic data -------------------------------------------------------------------------------------------------
-
-
 def dyadic_ratio(d: int, seed: int) -> float:
     """γ_a/γ_linear of a network with m = 4096, v ~ N(0, I/d), c = 1 and ε = 0."""
     x, y = dyadic_data(d)

@@ -82,9 +82,6 @@ def test_the_bounds_are_not_far_off():
     assert min(largest[name] for name in ("gradient", "gradient in x", "slope", "loss gradient")) > 0.8
 
 
-# --- the loss along segments ------------------------------------------------------------------------------------------
-
-
 @given(case=cases(), mix=st.floats(-1, 1), length=st.floats(0.01, 2))
 @settings(max_examples=150, deadline=None)
 def test_smoothness_and_restricted_strong_convexity(case, mix, length):
@@ -202,9 +199,6 @@ def test_the_rate_is_tested_where_the_condition_holds():
     assert 0.4 < max(ratios) <= 1
 
 
-# --- the formulas -----------------------------------------------------------------------------------------------------
-
-
 def exact_c_H(L: int, gamma: Fraction, beta: Fraction, phi0: Fraction, s: Fraction) -> Fraction:
     """Every block of the docstring by itself."""
 
@@ -286,9 +280,6 @@ def test_orthogonal_directions_have_no_condition():
     condition = rsc_condition(1e9, rsc_constants(depth=1, width=1, **at), 1)
     assert (condition.holds, condition.threshold) == (False, math.inf)
     assert condition.alpha < 0
-
-
-# --- radii and the tangent kernel -------------------------------------------------------------------------------------
 
 
 def test_radii():

@@ -156,9 +156,6 @@ def test_biases_without_activation_are_radii_too():
     assert any(math.isclose(radius, 1000 * math.sqrt(3), rel_tol=1e-5) for radius in found.radii)
 
 
-# -- verdicts ----------------------------------------------------------------------------------------------------------
-
-
 def with_factor(place, factor=100.0):
     modules = list(paper_network(8, 1, 1.0))
     modules.insert(place, Times(factor))
@@ -191,9 +188,6 @@ def test_outputs_that_are_no_tensor_get_reasons():
 
     rows = applicable_theorems(Pair(), unit(), targets(), lambda f, y: square(f[0], y))
     assert all(row.verdict == "does not apply" for row in rows)
-
-
-# -- losses and steps --------------------------------------------------------------------------------------------------
 
 
 class Anchored(Regression):

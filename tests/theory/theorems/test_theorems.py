@@ -133,9 +133,6 @@ def test_the_table_fits_a_terminal():
     assert text.count("WN, Theorem") == 2
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("loss", "k", "y", "expected"),
     [

@@ -88,9 +88,6 @@ def test_the_bounds_are_not_far_off():
     assert largest["loss"] > 0.1
 
 
-# --- the loss along segments ------------------------------------------------------------------------------------------
-
-
 def second_order(case: WeightNormCase, theta: Tensor, other: Tensor) -> tuple[float, float]:
     """(L(θ') − L(θ) − ⟨θ' − θ, ∇L(θ)⟩)/(½‖θ' − θ‖²), and what rounding can add to it."""
     loss, gradient = case.value_and_gradient(theta)
@@ -210,9 +207,6 @@ def test_shorter_weight_vectors_need_a_smaller_w_min():
     assert case.constants(theta).hessian < measured <= case.constants(shorter).hessian
 
 
-# --- the formulas -----------------------------------------------------------------------------------------------------
-
-
 def exact_hessian_bound(depth: int, root: int, w: Fraction, beta: Fraction, phi0: Fraction, s: Fraction) -> Fraction:
     """H̄ for a width of root², every block of the docstring by itself."""
 
@@ -320,9 +314,6 @@ def test_arguments_are_checked(wrong, message):
     right = {"depth": 1, "width": 1, "w_min": 1.0, "beta_phi": 1.0, "targets": torch.zeros(2)}
     with pytest.raises(ValueError, match=message):
         weightnorm_constants(**{**right, **wrong})
-
-
-# --- in PyTorch -------------------------------------------------------------------------------------------------------
 
 
 def test_the_network_in_pytorch():

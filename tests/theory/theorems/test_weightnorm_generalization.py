@@ -50,8 +50,6 @@ def test_outputs_add_up():
     assert weightnorm_generalization_bound(3, 1000, 0.5, 0.01, outputs=4) == pytest.approx(4 * one, rel=1e-14)
 
 
-# --- Rademacher complexity --------------------------------------------------------------------------------------------
-
 ACTIVATIONS = {
     "sin": torch.sin,
     "tanh": torch.tanh,
@@ -128,9 +126,6 @@ def test_deep_networks_by_ascent(activation, depth, width):
     if depth == 1:  # the ascent finds what the grid does
         best, missed = shallow_rademacher(x, activation, width, norm=1.5)
         assert 0.9 * best <= found <= best + missed
-
-
-# --- the gap ----------------------------------------------------------------------------------------------------------
 
 
 def test_measured_gaps_are_below_the_bound():
