@@ -38,47 +38,16 @@ if TYPE_CHECKING:
     from lightning_normtheory.view import write_report
 
 _HOMES = {
-    "hessian": (
-        "Eigenpair",
-        "hessian_eigenpairs",
-        "hessian_top_eigenvalue",
-        "hessian_vector_product",
-        "predictor_hessian_norm",
-    ),
-    "norms": (
-        "NormalizedLayers",
-        "min_weight_norm",
-        "normalized_layers",
-        "weight_norms",
-    ),
-    "ntk": (
-        "TangentKernel",
-        "empirical_ntk",
-    ),
-    "record": (
-        "History",
-        "read_histories",
-    ),
-    "rsc": (
-        "RSC",
-        "rsc_ratio",
-    ),
-    "theorems": (
-        "Margin",
-        "RSCConstants",
-        "TheoremStatus",
-        "WeightNormConstants",
-        "applicable_theorems",
-        "batchnorm_margin",
-        "batchnorm_rademacher",
-        "infinite_width_kernels",
-        "rsc_constants",
-        "weightnorm_constants",
-        "weightnorm_generalization_bound",
-    ),
-    "view": ("write_report",),
+    "hessian": "Eigenpair hessian_eigenpairs hessian_top_eigenvalue hessian_vector_product predictor_hessian_norm",
+    "norms": "NormalizedLayers min_weight_norm normalized_layers weight_norms",
+    "ntk": "TangentKernel empirical_ntk",
+    "record": "History read_histories",
+    "rsc": "RSC rsc_ratio",
+    "theorems": "Margin RSCConstants TheoremStatus WeightNormConstants applicable_theorems batchnorm_margin "
+    "batchnorm_rademacher infinite_width_kernels rsc_constants weightnorm_constants weightnorm_generalization_bound",
+    "view": "write_report",
 }
-_HOME = {name: room for room, names in _HOMES.items() for name in names}
+_HOME = {name: room for room, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "RSC",

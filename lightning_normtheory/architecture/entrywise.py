@@ -149,4 +149,4 @@ def _concatenation(call: TorchCall, result: Tensor) -> Operation | None:
     axis = call.option(1, "dim", call.kwargs.get("axis", 0))
     if not all(call.tracked(part) for part in parts) or axis % result.dim() == 0 or len(parts) != len(call.nodes):
         return None
-    return Sum(call.nodes, tuple(result.shape[1:]), lambda *values: torch.cat(values, axis), concatenated=True)
+    return Sum(call.nodes, tuple(result.shape[1:]), lambda *values: torch.cat(values, axis))

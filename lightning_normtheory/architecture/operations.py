@@ -174,8 +174,6 @@ class MaxPooling(Operation):
 class Sum(Operation):
     """The sum of its sources, or their concatenation."""
 
-    concatenated: bool = False
-
 
 @dataclass(frozen=True, eq=False)
 class Opaque(Operation):

@@ -62,17 +62,14 @@ def _from_structure(task: KernelTask, *, structured: bool = True) -> GradientSou
     )
 
 
-def _sample_by_sample(task: KernelTask) -> GradientSource | Refusal:
-    return _from_structure(task, structured=False)
-
-
 def _through_the_batch(task: KernelTask) -> GradientSource | Refusal:
     return CoupledSamples(task.network, task.batches, task.processes)
 
 
 STRATEGIES = (
     Strategy(_from_structure, frozenset({STRUCTURE_DIFFERS, SAMPLES_INTERACT})),
-    Strategy(_sample_by_sample, frozenset({SAMPLES_INTERACT})),
+    # Sample by sample.
+    Strategy(partial(_from_structure, structured=False), frozenset({SAMPLES_INTERACT})),
     Strategy(_through_the_batch, frozenset()),
 )
 

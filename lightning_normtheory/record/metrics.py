@@ -18,16 +18,8 @@ from lightning_normtheory.record.metric_info import MetricInfo, Role
 __all__ = ["METRICS", "MetricInfo", "Role", "find_metric"]
 
 # Tables and legends follow this order.
-METRICS: tuple[MetricInfo, ...] = (
-    *common.METRICS,
-    *weight_norm.METRICS,
-    *rsc.METRICS,
-    *certificate.METRICS,
-    *hessian.METRICS,
-    *ntk.METRICS,
-    *batchnorm.METRICS,
-    *generalization.METRICS,
-)
+_CATALOG = (common, weight_norm, rsc, certificate, hessian, ntk, batchnorm, generalization)
+METRICS: tuple[MetricInfo, ...] = tuple(metric for module in _CATALOG for metric in module.METRICS)
 
 
 @cache

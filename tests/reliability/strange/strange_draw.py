@@ -88,10 +88,6 @@ class Plan:
         """Whether every BatchNorm has running statistics."""
         return all(block.batch_norm[1] for block in self.blocks if block.norm == "batch")
 
-    @property
-    def kinked(self) -> bool:
-        return any(block.activation in KINKED for block in self.blocks)
-
 
 def draw(rng: random.Random) -> Plan:
     axes = rng.choice((1, 1, 2, 2, 3))
