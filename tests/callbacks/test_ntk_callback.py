@@ -276,7 +276,7 @@ def test_many_outputs_are_named():
         def training_step(self, batch, batch_idx):
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    with pytest.warns(UserWarning, match="each of 120 outputs. That of their sum, outputs='sum'"):
+    with pytest.warns(UserWarning, match="each of 120 outputs. The kernel of their sum, outputs='sum'"):
         fit(NTKLeastEigenvalue(samples=5, on_error="raise"), Wide())
 
 
