@@ -49,7 +49,7 @@ class BatchNormTheoryDiagnostic(Diagnostic):
             raise ValueError(f"Expected delta in (0, 1), but got {delta!r}.")
         self._samples, self._delta = samples, delta
         self._start: _Start | None = None
-        self._looked = False
+        self._examined = False
 
     def check(self, model: nn.Module) -> None:
         layers = batch_norm_layers(model)
@@ -62,12 +62,12 @@ class BatchNormTheoryDiagnostic(Diagnostic):
             )
 
     def start(self, measurement: EpochMeasurement) -> None:
-        self._looked = True
+        self._examined = True
         form = measurement.theory.batchnorm_form(self._samples)
         self._start = None if isinstance(form, str) else _started(form, measurement.theory.targets(self._samples))
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
-        if not self._looked:
+        if not self._examined:
             self.start(measurement)  # the samples of an iterable dataset are known only now
         metrics = _epsilons(measurement.model)
         network = batchnorm_network(measurement.model)
@@ -113,16 +113,16 @@ class BatchNormTheoryDiagnostic(Diagnostic):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"looked": self._looked, "start": None if self._start is None else tuple(self._start)}
+        return {"looked": self._examined, "start": None if self._start is None else tuple(self._start)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._looked = state.get("looked", False)
+        self._examined = state.get("looked", False)
         self._start = _Start(*state["start"]) if state.get("start") else None
 
     def forget(self, changed: Collection[str]) -> str:
         if self._start is None or not (SAMPLE_SETTINGS | {"predict", "batchnorm_samples"}) & set(changed):
             return ""
-        self._start, self._looked = None, False
+        self._start, self._examined = None, False
         return "BN's margins and weights at fit start"
 
 

@@ -53,15 +53,15 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._dgm: DGMForm | None = None
         self._initial: list[Tensor] = []
         self._last: tuple[float, int] | None = None
-        self._looked = False
+        self._examined = False
 
     # -- at fit start: check which theorems apply ----------------------------------------------------------------------
 
     def start(self, measurement: EpochMeasurement) -> None:
-        self._look(measurement)
+        self._examine(measurement)
         self._last = (measurement.loss, measurement.trainer.global_step)
 
-    def _look(self, measurement: EpochMeasurement) -> None:
+    def _examine(self, measurement: EpochMeasurement) -> None:
         theory = measurement.theory
         problem, form = theory.problem, theory.dgm_form(self._samples)
         self._dgm = form if isinstance(form, DGMForm) else None
@@ -73,8 +73,8 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         if isinstance(problem.chain, Chain) and not self._initial:
             self._initial = [link.affine.weight.detach().cpu().clone() for link in _followed(problem.chain)]
         # If the loss is not finite, it was not recognized: look again.
-        self._looked = math.isfinite(measurement.mean_loss)
-        if self._looked:
+        self._examined = math.isfinite(measurement.mean_loss)
+        if self._examined:
             say(measurement.trainer, theorem_table(self._theorems))
 
     def notes(self) -> dict[str, Any]:
@@ -83,8 +83,8 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     # -- every n-th epoch ----------------------------------------------------------------------------------------------
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
-        if not self._looked:
-            self._look(measurement)  # an iterable dataset, or no finite loss at the start
+        if not self._examined:
+            self._examine(measurement)  # an iterable dataset, or no finite loss at the start
         problem, loss = measurement.theory.problem, measurement.theory.problem.loss
         metrics, conditions = self._radii(problem), {}
         if isinstance(loss, KnownLoss) and loss.is_square:
@@ -163,7 +163,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             "dgm": None if self._dgm is None else tuple(self._dgm),
             "initial": self._initial,
             "last": self._last,
-            "looked": self._looked,
+            "looked": self._examined,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -171,11 +171,11 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
         self._initial = list(state.get("initial", []))
         self._last = state.get("last")
-        self._looked = state.get("looked", False)
+        self._examined = state.get("looked", False)
 
     def forget(self, changed: Collection[str]) -> str:
         if (SAMPLE_SETTINGS | {"loss", "predict", "ntk_samples"}) & set(changed):
-            self._looked, self._dgm = False, None  # check the theorems again; the radii continue
+            self._examined, self._dgm = False, None  # check the theorems again; the radii continue
         if self._last is None or not LOSS_SETTINGS & set(changed):
             return ""
         self._last = None

@@ -298,13 +298,13 @@ class DiagnosticCallback(ReportingCallback):
             error = error or FailedElsewhereError()
         if error is not None:
             try:
-                self._tell_failure(diagnostic.key, error, measurement.processes)
+                self._report_failure(diagnostic.key, error, measurement.processes)
             finally:
                 error = None  # the error holds this frame: without this, both would keep all tensors of the measurement
             return None
         bad = [key for key, value in (result or {}).items() if math.isnan(value) and key not in diagnostic.explained]
         if bad:
-            message = f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training goes on."
+            message = f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training continues."
             self._warn_once(diagnostic.key, message)
         return result
 

@@ -85,7 +85,7 @@ class ReportingCallback(HostCallback):
             self._fit.warned.add(key)
             warn(message)
 
-    def _tell_failure(self, name: str, error: Exception, processes: Processes) -> None:
+    def _report_failure(self, name: str, error: Exception, processes: Processes) -> None:
         """Report the failure of a diagnostic once, in the process that knows the reason; or raise it."""
         if self.on_error == "raise":
             raise error

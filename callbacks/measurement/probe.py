@@ -96,7 +96,7 @@ class Probe:
         self._restored = False
         self._collected: tuple[int, int] | None = None
         # Copies from a checkpoint saved while collecting: a loader may give these batches again.
-        self._brought: list[Any] = []
+        self._restored_data: list[Any] = []
         self._alone = True
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class Probe:
         restored, self._restored = self._restored, False
         self.collecting = False
         if restored and self._batches:
-            self.collecting = bool(self._brought)
+            self.collecting = bool(self._restored_data)
             return  # the checkpoint holds copies
         loaders, structure = tree_flatten(iterables)
         if not all(_has_index(loader) for loader in loaders):
@@ -163,7 +163,7 @@ class Probe:
 
     def _start_collecting(self) -> None:
         self.collecting, self._collected = True, None
-        self._batches, self._chunks, self._brought = [], [], []
+        self._batches, self._chunks, self._restored_data = [], [], []
 
     def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
         """Copy a passing batch, until there are enough samples.
@@ -174,9 +174,9 @@ class Probe:
         if position == self._collected:
             return
         self._collected, self._alone = position, world_size == 1
-        if self._brought:
+        if self._restored_data:
             copied = _to_cpu(batch)
-            if any(_same(copied, brought) for brought in self._brought):
+            if any(_same(copied, restored) for restored in self._restored_data):
                 return
         if sum(held.samples for held in self._batches) * world_size < self.samples:
             self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
@@ -232,7 +232,7 @@ class Probe:
             return
         self._chunks = copy.deepcopy(state["chunks"])
         self._batches = [ProbeBatch(data, samples, transferred=True) for data, samples in state.get("batches", [])]
-        self._brought = [batch.data for batch in self._batches] if state.get("collecting") else []
+        self._restored_data = [batch.data for batch in self._batches] if state.get("collecting") else []
         self._restored, self._source = True, None
 
     def _fits(self, loaders: list[DataLoader]) -> bool:
