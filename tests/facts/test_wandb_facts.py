@@ -66,9 +66,13 @@ END
 
 
 @pytest.mark.parametrize(
-    ("end", "there"), [("run.finish()", True), ("os.kill(os.getpid(), signal.SIGKILL)", False)], ids=["finish", "kill"]
+    ("end", "there"), [("run.finish()", True), ("os.killpg(0, signal.SIGKILL)", False)], ids=["finish", "kill"]
 )
 def test_an_offline_run_that_is_killed_loses_its_rows(tmp_path, end, there):
-    subprocess.run([sys.executable, "-c", OFFLINE.replace("END", end)], cwd=tmp_path, capture_output=True, check=there)
+    """Killed with its service, which might otherwise live long enough to write them."""
+    script = OFFLINE.replace("END", end)
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, check=there, start_new_session=True
+    )
     (path,) = tmp_path.rglob("*.wandb")
     assert (b"a_metric" in path.read_bytes()) == there

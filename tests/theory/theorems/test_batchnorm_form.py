@@ -154,18 +154,20 @@ def test_samples_that_do_not_fit():
     assert "not finite" in batchnorm_form(model, x * math.nan, model(x))
 
 
-def view_of(model, x, y, steps=10):
-    """What the diagnostic sees of a run."""
+def measurement_of(model, x, y, steps=10):
+    """What the diagnostic asks of an epoch's measurement."""
     dataset = TensorDataset(x)
 
     def form(samples):
         # Outputs of a copy: measuring leaves the running statistics as they are.
         return batchnorm_form(model, x[:samples], copy.deepcopy(model)(x[:samples]))
 
+    def targets(samples):
+        return None if y is None else y[:samples]
+
     return SimpleNamespace(
         model=model,
-        batchnorm_form=form,
-        targets=lambda samples: None if y is None else y[:samples],
+        theory=SimpleNamespace(batchnorm_form=form, targets=targets),
         trainer=SimpleNamespace(global_step=steps),
         training_samples=None if dataset is None else len(dataset),
     )
@@ -185,14 +187,14 @@ def moved(model):
 
 def test_diagnostic_of_a_network_of_the_form():
     model, x = network(), data()
-    diagnostic, view = BatchNormTheoryDiagnostic(delta=0.02), view_of(model, x, labels())
+    diagnostic, measurement = BatchNormTheoryDiagnostic(delta=0.02), measurement_of(model, x, labels())
     diagnostic.check(model)
-    diagnostic.start(view)
+    diagnostic.start(measurement)
     form = form_of(model, x)
     y = torch.where(labels() == 7, 1, -1)
     gamma_a, gamma_c = (batchnorm_margin(f, y).value / M**0.5 for f in (form.features_a, form.features_c))
     moved(model)
-    metrics = diagnostic.measure(view)
+    metrics = diagnostic.measure(measurement)
     assert metrics["batchnorm_gamma_a"] == pytest.approx(gamma_a, rel=1e-9)
     assert metrics["batchnorm_gamma_c"] == pytest.approx(gamma_c, rel=1e-9)
     assert 0 <= metrics["batchnorm_gamma_gap"] <= 1e-6 * (gamma_a + gamma_c) + 1e-12
@@ -212,23 +214,23 @@ def test_diagnostic_of_a_network_of_the_form():
     assert metrics["batchnorm_width_ok"] == 0
     (factors,) = batchnorm_factors(model).values()
     assert metrics["batchnorm_epsilon"] == metrics["layers/batchnorm_epsilon__1"] == float(1 / factors.min())
-    assert diagnostic.names == tuple(metrics)
+    assert set(diagnostic.metrics) <= metrics.keys()
 
 
 def test_within_the_radii_at_the_start():
-    diagnostic, view = BatchNormTheoryDiagnostic(), view_of(network(), data(), labels())
-    metrics = diagnostic.measure(view)  # without a start, the first look is one
+    diagnostic, measurement = BatchNormTheoryDiagnostic(), measurement_of(network(), data(), labels())
+    metrics = diagnostic.measure(measurement)  # without a start, the first look is one
     assert metrics["batchnorm_displacement_u"] == metrics["batchnorm_displacement_v"] == 0.0
     assert metrics["batchnorm_within_radii"] == 1.0
 
 
 def test_fewer_samples():
-    diagnostic, view = BatchNormTheoryDiagnostic(samples=5), view_of(network(), data(), labels())
-    diagnostic.start(view)
+    diagnostic, measurement = BatchNormTheoryDiagnostic(samples=5), measurement_of(network(), data(), labels())
+    diagnostic.start(measurement)
     y = torch.where(labels()[:5] == 7, 1, -1)
     model = network()
     expected = batchnorm_margin(form_of(model, data()[:5]).features_a, y).value / M**0.5
-    assert diagnostic.measure(view)["batchnorm_gamma_a"] == pytest.approx(expected, rel=1e-9)
+    assert diagnostic.measure(measurement)["batchnorm_gamma_a"] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -246,9 +248,9 @@ def test_fewer_samples():
     ],
 )
 def test_margins_need_labels_of_two_classes(y, logged):
-    diagnostic, view = BatchNormTheoryDiagnostic(), view_of(network(), data(), y)
-    diagnostic.start(view)
-    metrics = diagnostic.measure(view)
+    diagnostic, measurement = BatchNormTheoryDiagnostic(), measurement_of(network(), data(), y)
+    diagnostic.start(measurement)
+    metrics = diagnostic.measure(measurement)
     assert ("batchnorm_gamma_a" in metrics) == ("batchnorm_within_radii" in metrics) == logged
     assert "batchnorm_displacement_v" in metrics
 
@@ -258,28 +260,28 @@ def test_other_models_have_factors_only():
     model[0].running_var = torch.tensor([0.25, 3.25, 1.0, 1.0])
     diagnostic = BatchNormTheoryDiagnostic()
     diagnostic.check(model)
-    view = view_of(model, data().float(), labels())
-    diagnostic.start(view)
-    assert diagnostic.measure(view) == {"batchnorm_epsilon": 1.0, "layers/batchnorm_epsilon__0": 1.0}
+    measurement = measurement_of(model, data().float(), labels())
+    diagnostic.start(measurement)
+    assert diagnostic.measure(measurement) == {"batchnorm_epsilon": 1.0, "layers/batchnorm_epsilon__0": 1.0}
 
 
 def test_layers_with_one_label():
     model = nn.ModuleDict(
         {"a": nn.ModuleDict({"b_c": nn.BatchNorm1d(2)}), "a_b": nn.ModuleDict({"c": nn.BatchNorm1d(2)})}
     )
-    view = SimpleNamespace(model=model, batchnorm_form=lambda samples: "no")
-    metrics = BatchNormTheoryDiagnostic().measure(view)
+    measurement = SimpleNamespace(model=model, theory=SimpleNamespace(batchnorm_form=lambda samples: "no"))
+    metrics = BatchNormTheoryDiagnostic().measure(measurement)
     assert set(metrics) == {"batchnorm_epsilon", "layers/batchnorm_epsilon__a_b_c", "layers/batchnorm_epsilon__a_b_c_"}
 
 
 def test_no_running_statistics():
     model = network(norm={"track_running_stats": False})
-    diagnostic, view = BatchNormTheoryDiagnostic(), view_of(model, data(), labels())
+    diagnostic, measurement = BatchNormTheoryDiagnostic(), measurement_of(model, data(), labels())
     diagnostic.check(model)
-    diagnostic.start(view)
-    metrics = diagnostic.measure(view)
+    diagnostic.start(measurement)
+    metrics = diagnostic.measure(measurement)
     assert "batchnorm_epsilon" not in metrics
-    assert diagnostic.names[0] == BatchNormTheoryDiagnostic.names[0]  # by which its state is found again
+    assert diagnostic.key == BatchNormTheoryDiagnostic.key  # its state is found again, whatever is logged
     assert metrics["batchnorm_gamma_a"] >= 0
     with pytest.raises(NotApplicable, match="none keeps any"):
         diagnostic.check(nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)))
@@ -293,26 +295,26 @@ def test_a_model_without_batch_norm_is_refused():
 def test_a_resumed_run_gives_the_same_numbers():
     model, x = network(), data()
     first = BatchNormTheoryDiagnostic()
-    view = view_of(model, x, labels())
-    first.start(view)
+    measurement = measurement_of(model, x, labels())
+    first.start(measurement)
     state = copy.deepcopy(first.state_dict())
     moved(model)
     nn.init.constant_(model[1].bias, 0.3)  # by now it has not the form any more
     second = BatchNormTheoryDiagnostic()
     second.load_state_dict(state)
-    metrics = second.measure(view)
-    assert metrics == first.measure(view)
+    metrics = second.measure(measurement)
+    assert metrics == first.measure(measurement)
     assert metrics["batchnorm_shift"] == pytest.approx(0.3)
     # Nor does a resumed run look again if it was another model.
     other = BatchNormTheoryDiagnostic()
     other.load_state_dict({"looked": True, "start": None})
-    assert "batchnorm_gamma_a" not in other.measure(view)
+    assert "batchnorm_gamma_a" not in other.measure(measurement)
 
 
 def test_the_start_is_a_copy():
     model = network()
-    diagnostic, view = BatchNormTheoryDiagnostic(), view_of(model, data(), labels())
-    diagnostic.start(view)
+    diagnostic, measurement = BatchNormTheoryDiagnostic(), measurement_of(model, data(), labels())
+    diagnostic.start(measurement)
     kept = diagnostic.state_dict()["start"]
     before = [kept[0].clone(), kept[1].clone()]
     moved(model)
