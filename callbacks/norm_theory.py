@@ -21,7 +21,8 @@ __all__ = ["NormTheory"]
 
 class NormTheory(DiagnosticCallback):
     """Logs everything that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`,
-    `BatchNormTheory`, `RademacherBound` and `ConvergenceCertificate` log; shared quantities are computed once.
+    `BatchNormTheory`, `RademacherBound` and `ConvergenceCertificate` log, on request also the trace of `HessianTrace`;
+    shared quantities are computed once.
 
     A diagnostic that does not apply to the model (the weight norms of a model without normalized layers) is left out
     with a warning at fit start. The arguments that are not listed are those of `DiagnosticCallback`.

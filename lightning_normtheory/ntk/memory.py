@@ -11,11 +11,10 @@ from lightning_normtheory.ntk.gradients import GradientSource
 __all__ = ["MEMORY_LIMIT", "Portion", "portions_within_limit", "retry_with_less"]
 
 T = TypeVar("T")
-# Bytes for the gradients of all samples handled at once, as far as handling fewer outputs at once can achieve it; twice
-# as much for these gradients together with what autograd saves in the forward pass.
+# Target in bytes for the gradients handled at once; together with the tensors that autograd saves they may take twice
+# this. A single sample may exceed it.
 MEMORY_LIMIT = 2**29
-# If memory runs out, handle this many times less at once. n samples in m portions take the passes of m(m + 1)/2
-# portions.
+# If memory runs out, handle this many times less at once. m portions need m(m + 1)/2 passes over a portion.
 _DIVISORS = (1, 2, 4, 8, 16)
 
 

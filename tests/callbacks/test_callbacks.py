@@ -26,6 +26,7 @@ from lightning_normtheory.callbacks import (
     ConvergenceCertificate,
     DiagnosticCallback,
     HessianTopEigenvalue,
+    HessianTrace,
     MinWeightNorm,
     NormTheory,
     NTKLeastEigenvalue,
@@ -55,12 +56,13 @@ CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient"
 NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
 # Logged or not depending on a measured value.
 SOMETIMES = {"ntk_crossover"}
-ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NTKLeastEigenvalue, BatchNormTheory, RademacherBound]
-ALL += [ConvergenceCertificate, NormTheory]
+ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, HessianTrace, NTKLeastEigenvalue, BatchNormTheory]
+ALL += [RademacherBound, ConvergenceCertificate, NormTheory]
 NAMES = {
     MinWeightNorm: {"min_weight_norm"},
     RSCRatio: RSC_NAMES,
     HessianTopEigenvalue: HESSIAN_NAMES,
+    HessianTrace: {"hessian_trace", *(f"hessian_trace_{of}" for of in ("error", "hvps", "seconds"))},
     NTKLeastEigenvalue: NTK_NAMES,
     BatchNormTheory: {"batchnorm_epsilon"},
     RademacherBound: BOUND_NAMES,

@@ -60,17 +60,6 @@ def test_norm_theory_measures_it_on_request_with_the_graph_of_the_top_eigenvalue
         assert {name: with_trace[epoch][name] for name in same} == same
 
 
-def test_training_is_bitwise_the_same_with_it():
-    def weights(callbacks):
-        torch.manual_seed(0)
-        module = Classifier("bn-dropout")
-        trainer(callbacks, max_epochs=2).fit(module, loader())
-        return [*module.state_dict().values(), torch.rand(3)]
-
-    together = zip(weights([]), weights([HessianTrace(layers=True, memory="low", on_error="raise")]))
-    assert all(torch.equal(bare, measured) for bare, measured in together)
-
-
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot distribute")
 def test_two_processes_measure_what_one_does(tmp_path):
     x, y = tensors(40)

@@ -9,7 +9,7 @@ import torch
 import torchmetrics
 from torch import nn
 
-from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, RSCRatio
+from lightning_normtheory.callbacks import HessianTopEigenvalue, HessianTrace, MinWeightNorm, NormTheory, RSCRatio
 
 from support.lit import CLASSES, FEATURES, Classifier, loader, trainer
 from support.neutral_cases import CASES, run
@@ -77,10 +77,11 @@ def test_several_callbacks_at_once():
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] * case.startswith(LOADING)) for case in CASES]
 )
-def test_curvature_in_low_memory_and_of_the_predictor(case):
+def test_curvature_in_low_memory_of_the_predictor_and_its_trace(case):
     """Cover the options that `NormTheory` does not use: forward passes in every product, vmap, Lanczos."""
     options = {"method": "lanczos", "memory": "low", "predictor_samples": 3, "max_hvps": 4}
-    assert run_bare(case) == run(case, [HessianTopEigenvalue(on_error="raise", **options, **CASES[case][2])])
+    trace = HessianTrace(hvps=12, layers=True, on_error="raise", **CASES[case][2])
+    assert run_bare(case) == run(case, [HessianTopEigenvalue(on_error="raise", **options, **CASES[case][2]), trace])
 
 
 class Module(lightning.pytorch.LightningModule):
