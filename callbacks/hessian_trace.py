@@ -1,7 +1,7 @@
 """`HessianTrace`: the trace of the loss's Hessian with its standard error."""
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, layer_metric
@@ -22,6 +22,8 @@ class HessianTraceDiagnostic(Diagnostic):
 
     def __init__(self, hvps: int = 30, layers: bool = False, memory: Memory = "high") -> None:
         check_products(hvps)
+        if memory not in get_args(Memory):
+            raise ValueError(f"Expected memory to be 'high' or 'low', but got {memory!r}.")
         self._hvps, self._layers, self._memory = hvps, layers, memory
 
     def hessian_request(self) -> HessianRequest:
@@ -52,7 +54,7 @@ class HessianTrace(DiagnosticCallback):
 
     * ``normtheory/hessian_trace``: an unbiased estimate of tr(∇²L); exact for models with at most ``hvps`` parameters;
     * ``normtheory/hessian_trace_error``: its standard error. The trace is within three of them in about 98 % of draws.
-      All epochs use the same random vectors, so a change between epochs is known better than its two ends;
+      All epochs use the same random vectors, so a smooth curve is no proof of a small error;
     * ``normtheory/hessian_trace_hvps`` and ``normtheory/hessian_trace_seconds``: products and time that it took;
     * with ``layers``, ``normtheory_layers/hessian_trace__LAYER`` and ``normtheory_layers/hessian_trace_error__LAYER``:
       the same for the diagonal block of each layer. The blocks' traces add up to the whole;
@@ -61,7 +63,8 @@ class HessianTrace(DiagnosticCallback):
     The arguments that are not listed are those of `DiagnosticCallback`.
 
     Args:
-        hvps: the number of Hessian-vector products, at least 12. The error falls faster than 1/√hvps.
+        hvps: the number of Hessian-vector products, at least 12. Where few eigenvalues
+            dominate, the error falls faster than 1/√hvps.
         layers: whether to log the traces of the layers, too; they take no further products.
         memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it for each.
 

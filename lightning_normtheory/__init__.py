@@ -86,6 +86,8 @@ except PackageNotFoundError:  # a checkout that was never installed
 
 
 def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

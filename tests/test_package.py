@@ -132,41 +132,29 @@ def test_every_folder_is_installed():
     assert set(config["options"]["packages"].split()) == packages
 
 
+WITHOUT_TORCH = ("lightning_normtheory.record", "lightning_normtheory.view")
+
+
+def loaded(*modules, watched):
+    """Which of the watched packages a fresh interpreter has loaded after it has imported some modules."""
+    code = f"import sys, {', '.join(modules)}; print(*[name for name in {watched} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
 def test_the_ground_floor_loads_torch_alone():
     """In a fresh interpreter, since this one has loaded everything."""
-    code = (
-        "import sys, lightning_normtheory; "
-        "upper = ('pytorch_lightning', 'lightning', 'wandb', 'torchvision', 'torchmetrics'); "
-        "print([name for name in upper if name in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-def loaded(code):
-    """Which heavy packages a fresh interpreter has loaded after running some code."""
-    heavy = ("torch", "pytorch_lightning", "lightning", "numpy")
-    code = f"import sys\n{code}\nprint('loaded', *[name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-1].split()[1:]
+    upper = ("pytorch_lightning", "lightning", "wandb", "torchvision", "torchmetrics")
+    names = [
+        name for name in MODULES if floor_of(name) == "lightning_normtheory" and room_of(name) not in WITHOUT_TORCH
+    ]
+    assert loaded(*names, watched=upper) == []
+    assert loaded(*names, watched=("torch",)) == ["torch"]
 
 
 def test_record_and_view_load_neither_torch_nor_lightning():
-    rooms = ("lightning_normtheory.record", "lightning_normtheory.view")
-    names = [name for name in MODULES if room_of(name) in rooms]
-    assert loaded("\n".join(f"import {name}" for name in names)) == []
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["report", "run"], ["report", "--text", "run"], ["rnu"]])
-def test_commands_that_do_not_train_load_neither_torch_nor_lightning(arguments, tmp_path):
-    row = '{"epoch": 0, "step": 1, "metrics": {"normtheory/loss": 1.0}}'
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "normtheory.jsonl").write_text('{"schema": 1}\n' + row + "\n")
-    code = (
-        f"import contextlib, os; os.chdir({str(tmp_path)!r})\n"
-        "from lightning_normtheory.recipes.cli import main\n"
-        f"with contextlib.suppress(SystemExit): main({arguments})"
-    )
-    assert loaded(code) == []
+    names = [name for name in MODULES if room_of(name) in WITHOUT_TORCH]
+    assert loaded(*names, watched=("torch", "pytorch_lightning", "lightning", "numpy")) == []
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if not name.endswith("__main__")])

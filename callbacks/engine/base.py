@@ -273,7 +273,7 @@ class DiagnosticCallback(ReportingCallback):
         """Return the metrics of a diagnostic; NaN for each of its names if it fails."""
         measured: dict[str, float] | None = None
         if diagnostic.needs_probe and self.probe.collecting:  # resumed with only the end of an epoch left to do
-            self._warn_once("probe", f"No batch has passed yet to measure {self.prefix} on: this epoch is NaN.")
+            self._warn_once("probe", f"{self.prefix} has no samples to measure on yet: this epoch is logged as NaN.")
         else:
             measured = self._guarded(diagnostic, measurement, diagnostic.measure)
         if measured is None:

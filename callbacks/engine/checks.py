@@ -77,8 +77,8 @@ def check_strategy(trainer: Trainer, callback: str) -> None:
         )
     if trainer.world_size > 1 and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise ValueError(
-            f"Expected processes that torch.distributed connects, but {strategy.__name__} has {trainer.world_size} of"
-            f" another kind, over which {callback} cannot sum. Train with strategy='ddp', or leave the callback out."
+            f"Expected processes connected by torch.distributed, but {strategy.__name__} runs {trainer.world_size} that"
+            f" are not, and {callback} cannot sum over them. Train with strategy='ddp', or leave the callback out."
         )
 
 

@@ -78,7 +78,7 @@ class ReportingCallback(HostCallback):
             wandb.define(trainer, names)
             wandb.describe(trainer, self.settings())
         except Exception as error:  # noqa: BLE001  # of W&B's client
-            self._warn_of(f"W&B could not be told the axes or the settings of {self.prefix}", error)
+            self._warn_of(f"Could not send the metric definitions or settings of {self.prefix} to W&B", error)
 
     def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
         if key not in self._fit.warned:

@@ -55,8 +55,9 @@ def hessian_trace(
 
         tr(H) = tr(QᵀHQ) + E[z_iᵀ H z_i]:
 
-    the first term is computed, the second is estimated by a mean. HS, HQ and the z_i take a third of the products each.
-    A model with at most ``hvps`` parameters gets the exact trace, from the products with all unit vectors.
+    the first term is computed, the second is estimated by a mean. From 30 products on, HS, HQ and the z_i take a third of
+    them each; with fewer, there are ten z_i. A model with at most ``hvps`` parameters gets the exact trace, from the
+    products with all unit vectors.
 
     Args:
         model: f; its outputs have the samples in front.
@@ -108,10 +109,8 @@ def estimate_trace(hessian: LossHessian, hvps: int, *, layers: bool = False, see
         z = _project_out(basis, _signs(hessian, generator))
         samples.append(blocks.dots(z, _project_out(basis, _product(hessian, z))))
     rest = torch.stack(samples)
-    # Rounding of a product: eps‖H‖ in every direction that a vector of norm √p has.
-    rounding = torch.finfo(hessian.space.dtype).eps * norm * math.sqrt(hessian.space.size)
     products = sketch + len(basis) + len(rest)
-    return blocks.estimate(captured + rest.mean(0), rest, products, rounding)
+    return blocks.estimate(captured + rest.mean(0), rest, products, _rounding(hessian, norm))
 
 
 class _Blocks:
@@ -143,6 +142,12 @@ def _standard_error(samples: Tensor) -> Tensor:
     return samples.std(0) / math.sqrt(len(samples))
 
 
+def _rounding(hessian: LossHessian, norm: float) -> float:
+    """eps‖H‖ in each of the √p directions of a product with random signs; eps of the model, not of the sums."""
+    eps = max(torch.finfo(p.dtype).eps for p in hessian.space.parameters.values())
+    return eps * norm * math.sqrt(hessian.space.size)
+
+
 def _exact(hessian: LossHessian, blocks: _Blocks) -> TraceEstimate:
     traces = torch.zeros(len(blocks.names), dtype=torch.float64)
     norm = 0.0
@@ -150,8 +155,8 @@ def _exact(hessian: LossHessian, blocks: _Blocks) -> TraceEstimate:
         image = _product(hessian, unit)
         traces += blocks.dots(unit, image)
         norm = max(norm, float(image.norm()))
-    rounding = torch.finfo(hessian.space.dtype).eps * norm * math.sqrt(hessian.space.size)
-    return blocks.estimate(traces, torch.zeros(2, len(traces), dtype=torch.float64), hessian.space.size, rounding)
+    nothing = torch.zeros(2, len(traces), dtype=torch.float64)
+    return blocks.estimate(traces, nothing, hessian.space.size, _rounding(hessian, norm))
 
 
 def _captured(hessian: LossHessian, basis: Tensor, blocks: _Blocks) -> tuple[Tensor, float]:

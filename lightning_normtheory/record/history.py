@@ -123,8 +123,9 @@ def read_histories(path: str | Path) -> list[History]:
     options: dict[str, Any] = {}
     with suppress(ValueError):  # only `normtheory run` promises a config.yaml of this form
         options = read_options(path.with_name("config.yaml"))
-    source = path.with_name("source.txt")
-    text = source.read_text(encoding="utf-8").strip() if source.exists() else ""
+    text = ""
+    with suppress(OSError, UnicodeError):
+        text = path.with_name("source.txt").read_text(encoding="utf-8").strip()
     return [_history(path, prefix, headers, rows, options, text) for prefix in prefixes]
 
 

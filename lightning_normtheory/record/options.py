@@ -26,7 +26,7 @@ def read_options(config: Path) -> dict[str, Any]:
         raise ValueError(f"Expected {config}, where `normtheory run` saves the options of a run, but it is missing.")
     try:
         return _flat(yaml.safe_load(config.read_text(encoding="utf-8")) or {})
-    except (AttributeError, OSError, TypeError, UnicodeError, yaml.YAMLError) as error:
+    except (AttributeError, OSError, TypeError, UnicodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"Expected the options of a run in {config}, but it cannot be read: {error}") from error
 
 

@@ -22,7 +22,7 @@ _COMMANDS = {
     "report": "show what runs have measured, in a browser or in the terminal",
     "dashboard": "lay out the panels of a W&B project",
 }
-_EXTRAS = {"PIL", "jsonargparse", "matplotlib", "numpy", "rich", "torchvision", "wandb", "wandb_workspaces"}
+_EXTRAS = {"PIL", "filelock", "jsonargparse", "matplotlib", "numpy", "rich", "torchvision", "wandb", "wandb_workspaces"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -31,18 +31,19 @@ def lock(folder: Path) -> AbstractContextManager[object]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
     # No fallback: a lock that consists in the existence of a file would outlive a killed sweep.
-    file_lock = FileLock(path, blocking=False, fallback_to_soft=False, on_acquired=_write_holder)
+    file_lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
-        return file_lock.acquire()
+        held = file_lock.acquire()
     except Timeout:
+        holder = "unknown process"
+        with suppress(OSError):
+            holder = path.read_text(encoding="utf-8").strip()
         raise ValueError(
-            f"Another sweep ({path.read_text(encoding='utf-8').strip()}) is running in {folder}. "
+            f"Another sweep ({holder}) is running in {folder}. "
             "Wait until it ends, or choose another folder with --output. --jobs J runs J at a time in one sweep."
         ) from None
     except OSError:
         return nullcontext()
-
-
-def _write_holder(descriptor: int) -> None:
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    with suppress(OSError):
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+    return held

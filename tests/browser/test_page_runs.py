@@ -37,7 +37,7 @@ def test_the_curves_of_several_runs_are_theirs(visit, four):
         assert_within_a_pixel(found, numbers, run=run)
 
 
-def test_runs_have_different_colours_and_bounds_are_dashed(visit, four):
+def test_runs_have_different_colors_and_bounds_are_dashed(visit, four):
     found = panel(visit(four), "Sharpness and the edge of stability")
     looks = found.locator("g[data-run] path").evaluate_all(
         """all => all.map(path => {

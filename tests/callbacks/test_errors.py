@@ -62,13 +62,13 @@ def assert_refused(callback, module, data, match, error=ValueError):
     assert Counts.steps == 0
 
 
-def test_no_normalised_layer():
+def test_no_normalized_layer():
     assert_refused(
         MinWeightNorm(), Counts("plain"), loader(), "has none.*Add torch.nn.utils.parametrizations.weight_norm"
     )
 
 
-def test_no_normalised_layer_is_no_obstacle_to_the_others():
+def test_no_normalized_layer_is_no_obstacle_to_the_others():
     trainer([RSCRatio(on_error="raise")], max_epochs=1).fit(Classifier("plain"), loader())
     with pytest.warns(UserWarning, match="NormTheory leaves out min_weight_norm.*has none"):
         trainer([NormTheory(on_error="raise")], max_epochs=1).fit(Classifier("plain"), loader())
@@ -102,7 +102,7 @@ def test_batchnorm_without_a_known_feeding_layer_beside_others():
 
 
 @pytest.mark.parametrize("callback", NEEDS_DATA)
-def test_manual_optimisation_needs_a_loss(callback):
+def test_manual_optimization_needs_a_loss(callback):
     module = Manual()
     assert_refused(callback(), module, loader(), r"optimizes manually.*Pass \w+\(loss=")
     assert module.steps == 0
@@ -112,7 +112,7 @@ def test_manual_optimisation_needs_a_loss(callback):
     assert math.isfinite(fit.callback_metrics[MAIN[callback]])
 
 
-def test_manual_optimisation_does_not_matter_without_data():
+def test_manual_optimization_does_not_matter_without_data():
     trainer([MinWeightNorm(on_error="raise")], max_epochs=1).fit(Manual(), loader())
     assert math.isfinite(rows()[0]["normtheory/min_weight_norm"])
 

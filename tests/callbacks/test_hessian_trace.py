@@ -95,3 +95,8 @@ def test_too_few_products_are_refused_at_once():
         HessianTrace(hvps=5)
     with pytest.raises(ValueError, match="at least 12, but got 5"):
         NormTheory(trace_hvps=5)
+
+
+def test_an_unknown_use_of_memory_is_refused_at_once():
+    with pytest.raises(ValueError, match="memory to be 'high' or 'low', but got 'hihg'"):
+        HessianTrace(memory="hihg")

@@ -116,7 +116,7 @@ class WandbLogger(pl.loggers.CSVLogger):
         raise AssertionError("this logger is none of our business")
 
 
-def test_loggers_of_both_packages_are_recognised_and_others_are_not_touched(tmp_path):
+def test_loggers_of_both_packages_are_recognized_and_others_are_not_touched(tmp_path):
     logs = [wandb_logger(kind) for kind in (pl.loggers.WandbLogger, lightning.pytorch.loggers.WandbLogger, Derived)]
     fit = SimpleNamespace(is_global_zero=True, loggers=[WandbLogger(tmp_path), *logs])
     wandb.define(fit, {"normtheory/loss": "loss"})

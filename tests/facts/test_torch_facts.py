@@ -163,7 +163,7 @@ def test_momentum_zero_still_counts_batches():
     assert int(layer.num_batches_tracked) == 1
 
 
-def test_running_variance_is_unbiased_and_the_normalising_one_is_not():
+def test_running_variance_is_unbiased_and_the_normalizing_one_is_not():
     layer = nn.BatchNorm1d(1, momentum=1.0, eps=1e-20, affine=False)
     output = layer(torch.tensor([[1.0], [5.0]]))
     assert float(layer.running_var) == 8.0  # (4 + 4)/(2 − 1)

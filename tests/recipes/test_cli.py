@@ -102,6 +102,7 @@ def test_an_answer_that_trains_nothing_loads_nothing_large(arguments, tmp_path):
     done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     assert len((done.stdout + done.stderr).splitlines()) > 1
+    assert (tmp_path / "run" / "report.html").exists() == (arguments == "report run")
 
 
 @pytest.mark.parametrize(("command", "package"), [("list", "rich"), ("run quickstart", "jsonargparse")])
@@ -118,7 +119,7 @@ def test_without_the_extra_its_name_is_said(monkeypatch, capsys, command, packag
     assert f'needs {package}: pip install -e ".[recipes]"' in capsys.readouterr().err
 
 
-def test_a_misspelt_option_of_the_dashboard_is_refused_before_a_missing_one(capsys):
+def test_a_misspelled_option_of_the_dashboard_is_refused_before_a_missing_one(capsys):
     with pytest.raises(SystemExit):
         main(["dashboard", "--projct", "demo"])
     assert "--projct" in capsys.readouterr().err

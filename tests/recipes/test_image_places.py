@@ -106,7 +106,7 @@ def test_val_comes_before_test(tmp_path):
     assert held(data.val)[1].tolist() == [2]  # numbered as in training, though it is the only class here
 
 
-def test_grey_images_have_one_channel_unless_one_is_coloured(tmp_path):
+def test_grey_images_have_one_channel_unless_one_is_colored(tmp_path):
     write_folder(tmp_path, shape=(8, 8))
     assert Images("folder", str(tmp_path)).shape == (1, 8, 8)
     Image.fromarray(pixels(8, 8, 3)).save(tmp_path / "train" / "dog" / "color.png")

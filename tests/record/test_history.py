@@ -141,3 +141,16 @@ def test_a_row_of_another_form_harms_no_other(path, row):
         file.write(row + "\n")
     jsonl.append(path, head(), line(2, loss=0.5))
     assert read_histories(path)[0].series("loss") == {0: 1.0, 2: 0.5}
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "source.txt"])
+@pytest.mark.parametrize("content", [b"a: &a {b: *a}", b"\xff\xfe", None], ids=["endless", "not UTF-8", "a folder"])
+def test_files_next_to_a_run_that_cannot_be_read_do_not_hide_it(tmp_path, name, content):
+    path = tmp_path / "normtheory.jsonl"
+    jsonl.append(path, {"settings": {"prefix": "normtheory"}}, {"epoch": 0, "metrics": {"normtheory/loss": 0.5}})
+    if content is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(content)
+    (history,) = read_histories(path)
+    assert history.series("loss") == {0: 0.5}

@@ -158,7 +158,7 @@ def test_two_over_eta_is_no_limit_of_adam():
         (
             "trace",
             {"hessian_trace": [9.0, 1.0], "hessian_trace_error": [0.1, 0.5]},
-            "The trace of the Hessian is zero within its error.",
+            "The trace of the Hessian cannot be told from zero.",
             "note",
         ),
         (

@@ -324,7 +324,7 @@ def contrast(a, b):
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_colours_stand_out_from_the_ground(theme):
+def test_colors_stand_out_from_the_ground(theme):
     css = files("lightning_normtheory.view.html").joinpath("page/page.css").read_text()
     found = {name: pair[theme] for name, *pair in re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", css)}
     lines = [name for name in found if re.fullmatch(r"[cs]\d+", name)]
@@ -337,7 +337,7 @@ def test_colours_stand_out_from_the_ground(theme):
             assert contrast(found[name], found[ground]) >= 4.5, (name, ground)
 
 
-def test_two_lines_of_one_kind_have_different_dashes_where_colours_tell_runs_apart(tmp_path):
+def test_two_lines_of_one_kind_have_different_dashes_where_colors_tell_runs_apart(tmp_path):
     rows = {0: {"ntk_direction_share": 0.1, "ntk_length_share": 0.2, "ntk_rest_share": 0.7}}
     paths = [write_run(tmp_path / name, rows, run=f"demo/{name}") for name in "ab"]
     css = files("lightning_normtheory.view.html").joinpath("page/page.css").read_text()

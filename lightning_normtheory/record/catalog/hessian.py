@@ -44,7 +44,11 @@ METRICS = (
         "predictor",
         row="max ‖∇²f‖",
     ),
-    _residual("predictor_hessian_norm_residual", "residual of ‖∇²f‖", "lower bound of the error of ‖∇²f‖"),
+    _residual(
+        "predictor_hessian_norm_residual",
+        "residual of ‖∇²f‖",
+        "residual ‖Hv − λv‖ of ‖∇²f‖: an eigenvalue is this close",
+    ),
     _converged("predictor_hessian_norm_converged", "‖∇²f‖ converged", "1 if that residual is within the tolerance"),
     _trace("hessian_trace", "tr(∇²L)", "trace of the loss Hessian, estimated", extreme="max", row="tr(∇²L)"),
     _trace("hessian_trace_error", "standard error of tr(∇²L)", "standard error of the trace", extreme="max"),

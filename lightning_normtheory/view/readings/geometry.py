@@ -58,8 +58,8 @@ def _trace(history: History) -> Reading | None:
         return None
     text = f"tr(∇²L) is {number(value)} ± {number(error)} (standard error)."
     if abs(value) <= 3 * error:
-        text += " Raise hvps for a smaller error."
-        return Reading("The trace of the Hessian is zero within its error.", text)
+        text += " More products give a smaller error: hvps, in NormTheory trace_hvps." if error > 0 else ""
+        return Reading("The trace of the Hessian cannot be told from zero.", text)
     if value < 0:
         return Reading("Negative curvature outweighs positive: the trace of the Hessian is negative.", text)
     top = now.get("hessian_lambda_max", math.nan)
@@ -220,7 +220,7 @@ READINGS: dict[str, Callable[[History], Reading | None]] = {
     "layer_shares": _Layers("ntk_share", "largest share of the kernel"),
     "layer_directions": _Layers("ntk_direction_share", "largest share of directions"),
     "layer_lengths": _Layers("ntk_length_share", "largest share of lengths"),
-    "layer_traces": _Layers("hessian_trace", "largest trace"),
+    "layer_traces": _Layers("hessian_trace", "largest estimated trace"),
     "layer_trace_errors": _Layers("hessian_trace_error", "largest standard error of a trace"),
     "layer_epsilon": _Layers("batchnorm_epsilon", "largest ε_N"),
 }

@@ -37,7 +37,7 @@ class Limited(nn.Module):
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_it_is_recognised_by_whatever_name(error):
+def test_it_is_recognized_by_whatever_name(error):
     assert is_out_of_memory(ERRORS[error]())
 
 

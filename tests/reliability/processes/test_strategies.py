@@ -34,7 +34,7 @@ def test_divided_weights_are_refused_before_anything_is_set_up(callback, strateg
             callback().setup(trainer_of(each, 2), Classifier("wn"), "fit")
 
 
-def test_the_other_package_is_recognised_too():
+def test_the_other_package_is_recognized_too():
     import lightning.pytorch.strategies as strategies
 
     with pytest.raises(ValueError, match="FSDPStrategy divides"):
@@ -42,7 +42,7 @@ def test_the_other_package_is_recognised_too():
 
 
 def test_processes_that_are_not_connected_are_refused():
-    with pytest.raises(ValueError, match=r"that torch.distributed connects, but DDPStrategy has 2 of another kind"):
+    with pytest.raises(ValueError, match=r"connected by torch.distributed, but DDPStrategy runs 2 that are not"):
         NormTheory().setup(trainer_of(DDPStrategy, 2), Classifier("wn"), "fit")
 
 
@@ -66,13 +66,13 @@ def start(callback, world_size):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("callback", [RSCRatio, HessianTopEigenvalue, NormTheory])
 @pytest.mark.parametrize("batch_stats", [None, True])
-def test_synchronised_batch_statistics_are_refused(callback, batch_stats):
+def test_synchronized_batch_statistics_are_refused(callback, batch_stats):
     with pytest.raises(ValueError, match=r"'net.1' is a SyncBatchNorm.*\(batch_stats=False\)"):
         start(callback(batch_stats=batch_stats), 2)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_synchronised_layers_with_running_statistics_are_accepted():
+def test_synchronized_layers_with_running_statistics_are_accepted():
     assert "rsc_ratio" in start(NormTheory(batch_stats=False), 2)
     assert start(NTKLeastEigenvalue(), 2) == ["ntk_lambda_min"]  # which uses them by itself
     assert start(MinWeightNorm(), 2) == ["min_weight_norm"]

@@ -39,7 +39,7 @@ def test_parameters_that_enter_linearly_couple_to_the_others():
 
 
 @pytest.mark.parametrize("form", WEIGHT_NORM_FORMS)
-def test_regularisers_on_lengths_directions_and_weights(form):
+def test_regularizers_on_lengths_directions_and_weights(form):
     """The same parameters, inside of the WeightNorm and beside it."""
     case = MODELS[f"wn-{form}-dim-0"]
     model, batches = case.make(), batches_of(case)

@@ -61,7 +61,7 @@ def test_every_batch_norm_is_listed_with_its_layers_or_a_reason(net):
         assert net.reasons.get(name, "") in feeding.unknown
 
 
-def test_a_cat_with_unnormalised_channels_names_the_layer_and_says_what_is_left():
+def test_a_cat_with_unnormalized_channels_names_the_layer_and_says_what_is_left():
     (feeding,) = feeding_layers(NETS["cat with the input"].build()).values()
     assert feeding.layers == ("a",)
     assert "argument" in feeding.unknown

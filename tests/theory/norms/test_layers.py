@@ -67,7 +67,7 @@ def test_weight_norm_parameters_are_the_tensors_themselves(normalize):
 
 
 @FORMS
-def test_every_normalised_tensor_of_a_recurrent_layer_is_named(normalize):
+def test_every_normalized_tensor_of_a_recurrent_layer_is_named(normalize):
     lstm = nn.LSTM(3, 2, num_layers=2, bidirectional=True)
     names = ["weight_ih_l0", "weight_hh_l1_reverse", "weight_hh_l0"]
     for name in names:

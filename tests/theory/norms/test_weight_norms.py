@@ -256,7 +256,7 @@ UNNORMALISED = {
 
 
 @pytest.mark.parametrize("build", UNNORMALISED.values(), ids=UNNORMALISED.keys())
-def test_no_normalised_layer_is_an_error_with_a_remedy(build):
+def test_no_normalized_layer_is_an_error_with_a_remedy(build):
     assert weight_norms(build()) == {}
     for function in (min_weight_norm, require_normalized):
         with pytest.raises(

@@ -93,7 +93,7 @@ def test_restricted_strong_convexity_and_smoothness_in_the_ball(seed):
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("width", [1, 4, 64])
 @pytest.mark.parametrize("norms", [0.5, 5.0])
-def test_the_generalised_constants_are_not_worse_than_the_papers(depth, width, norms):
+def test_the_generalized_constants_are_not_worse_than_the_papers(depth, width, norms):
     net = paper_network(width, depth, norms)
     x = nn.functional.normalize(torch.randn(4, 3, dtype=torch.float64), dim=1)
     ours = network_constants(chain_for(net, x), x_norm=1.0)

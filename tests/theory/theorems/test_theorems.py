@@ -53,7 +53,7 @@ def freed_lengths():
     ],
     ids=["lengths", "inputs", "loss", "activation", "bias", "plain", "measured"],
 )  # fmt: skip
-def test_wn_is_generalised_where_one_assumption_fails(net, x, y, loss, reason):
+def test_wn_is_generalized_where_one_assumption_fails(net, x, y, loss, reason):
     row = applicable_theorems(net, x, y, loss)[WN]
     assert row.verdict == "generalized"
     assert any(reason in each for each in row.reasons), row.reasons
@@ -100,7 +100,7 @@ def test_bn_is_about_widths_that_nobody_has():
         assert reason in row.reasons[0]
 
 
-def test_on_a_relu_resnet_no_theorem_of_optimisation_applies_and_the_reasons_are_there():
+def test_on_a_relu_resnet_no_theorem_of_optimization_applies_and_the_reasons_are_there():
     model = torchvision.models.resnet18(num_classes=10)
     x, y = torch.randn(4, 3, 32, 32), torch.randint(0, 10, (4,))
     rows = applicable_theorems(model, x, y, nn.functional.cross_entropy)
@@ -146,7 +146,7 @@ def test_the_table_fits_a_terminal():
         (nn.SoftMarginLoss(), 1, (2 * (torch.arange(8) % 2) - 1).float()[:, None], ("logistic", 1.0)),
     ],
 )
-def test_losses_are_recognised_by_their_value(loss, k, y, expected):
+def test_losses_are_recognized_by_their_value(loss, k, y, expected):
     outputs = torch.randn(8, k)
     found = identify_loss(float(loss(outputs, y)), outputs, y)
     assert isinstance(found, KnownLoss)
