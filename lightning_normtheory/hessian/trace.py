@@ -55,8 +55,8 @@ def hessian_trace(
 
         tr(H) = tr(QᵀHQ) + E[z_iᵀ H z_i]:
 
-    the first term is computed, the second is estimated by a mean. From 30 products on, HS, HQ and the z_i take a third of
-    them each; with fewer, there are ten z_i. A model with at most ``hvps`` parameters gets the exact trace, from the
+    the first term is computed, the second is estimated by a mean. From 30 products on, HS, HQ and the z_i take a third
+    of them each; with fewer, there are ten z_i. A model with at most ``hvps`` parameters gets the exact trace, from the
     products with all unit vectors.
 
     Args:

@@ -59,6 +59,7 @@ class Leaking(pl.Callback):
         warnings.filterwarnings("ignore", message=f"number {len(self.kept)}")
 
 
+@pytest.mark.slow
 def test_what_grows_is_found(tmp_path):
     leaking = Leaking()
     try:
@@ -78,6 +79,7 @@ class Drawing(pl.Callback):
             torch.rand(1)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_disturbed_is_found(tmp_path):
     bare, disturbed = tmp_path / "bare.jsonl", tmp_path / "disturbed.jsonl"
     long_fit(MODEL, 3, bare, [])
@@ -98,6 +100,7 @@ def test_one_object_in_six_rounds_is_growth_and_what_is_made_once_is_not():
     assert grown(rows(memory=[0] * 10 + [MEMORY_LIMIT + 2**20] * 10)) == ["memory grows by 3.0 MB"]
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_a_difference(tmp_path):
     outcome, figures = soak_one("epochs", "no such model", 3, tmp_path)
     assert (outcome.compared, figures) == (0, {})

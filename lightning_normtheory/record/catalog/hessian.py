@@ -47,7 +47,7 @@ METRICS = (
     _residual(
         "predictor_hessian_norm_residual",
         "residual of ‖∇²f‖",
-        "residual ‖Hv − λv‖ of ‖∇²f‖: an eigenvalue is this close",
+        "residual of ‖∇²f‖: an eigenvalue is this close",
     ),
     _converged("predictor_hessian_norm_converged", "‖∇²f‖ converged", "1 if that residual is within the tolerance"),
     _trace("hessian_trace", "tr(∇²L)", "trace of the loss Hessian, estimated", extreme="max", row="tr(∇²L)"),
