@@ -5,10 +5,24 @@ __all__ = ["GLOSSARY"]
 # (term, explanation), papers first, then terms, then symbols.
 GLOSSARY: tuple[tuple[str, str], ...] = (
     ("WN", "the paper “Optimization and Generalization Guarantees for Weight Normalization”"),
-    ("RSC", "the paper by Banerjee, Cisneros-Velarde, Zhu and Belkin 2023 on restricted strong convexity"),
-    ("BN", "the paper “Test Error Guarantees for Batch-Normalized Shallow ReLU Networks”"),
-    ("DGM", "the paper by Dukler, Gu and Montúfar 2020 on lengths and directions of weight normalization"),
-    ("LIN", "the paper by Liu, Zhu and Belkin 2020 on the transition to linearity"),
+    (
+        "RSC",
+        "Banerjee, Cisneros-Velarde, Zhu, Belkin (2023), “Restricted Strong Convexity of Deep Learning Models with "
+        "Smooth Activations”",
+    ),
+    (
+        "BN",
+        "the paper “Test Error Guarantees for Batch-Normalized Shallow ReLU Networks Trained with Gradient Descent”",
+    ),
+    (
+        "DGM",
+        "Dukler, Gu, Montúfar (2020), “Optimization Theory for ReLU Neural Networks Trained with Normalization Layers”",
+    ),
+    (
+        "LIN",
+        "Liu, Zhu, Belkin (2020), “On the Linearity of Large Non-linear Models: When and Why the Tangent Kernel is "
+        "Constant”",
+    ),
     ("probe", "fixed samples of the training set on which everything is measured"),
     (
         "tangent kernel",
@@ -32,12 +46,13 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("R", "‖∇L‖²/L, the ratio of restricted strong convexity"),
     ("ḡ", "gradient of the outputs, averaged over samples and outputs"),
     ("λ_max", "largest eigenvalue of the loss Hessian, the sharpness"),
+    ("tr(∇²L)", "trace of the loss Hessian, the sum of its eigenvalues; estimated, with its standard error"),
     ("λ_min(K)", "least eigenvalue of the tangent kernel"),
     ("ΔK", "largest relative change ‖K − K₀‖/‖K₀‖ of the tangent kernel so far"),
     ("α, β", "constants of restricted strong convexity and smoothness; 1/β is the guaranteed step size"),
     ("L⁺/L", "loss after a step divided by the loss before it"),
     ("H̄, ϱ", "bounds on ‖∇²f‖ and ‖∂f/∂θ‖"),
-    ("ε_N", "maximum of 1/N over the features of BatchNorm, with N the norm that it divides by"),
+    ("ε_N", "maximum of 1/N over the features of BatchNorm, with N = √(variance + eps)"),
     ("γ_a, γ_c", "margins through the output weights and through BatchNorm's scales at fit start"),
     ("δ", "probability with which a generalization bound may fail"),
 )

@@ -6,6 +6,7 @@ recipes, reports and refusals answer at once.
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -38,16 +39,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="\n".join(["commands:", *(f"  {name:12}{summary}" for name, summary in _COMMANDS.items())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("command", type=_command, metavar="COMMAND", help="one of the commands below")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="of the command; see normtheory COMMAND --help"
     )
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help()
+        return 2
     known = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show ‖ still shows the table
     try:
         return import_module(f"{__name__}.commands.{known.command}").main(known.arguments)
+    except BrokenPipeError:  # the reader, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # python flushes once more at its end
+        return 0
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:

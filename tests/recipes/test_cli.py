@@ -133,3 +133,21 @@ def test_the_specification_of_the_dashboard_is_printed(capsys):
     assert '"normtheory/hessian_lambda_max"' in capsys.readouterr().out
     assert main(["dashboard", "--project", "demo", "--dry-run", "--prefix", "a/b"]) == 2
     assert "prefix of a callback" in capsys.readouterr().err
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    assert main([]) == 2
+    assert "normtheory COMMAND --help" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    """As ``normtheory … | head`` does; more than a pipe holds, so that writing fails."""
+    code = (
+        "import sys; from lightning_normtheory.recipes import cli\n"
+        "from lightning_normtheory.recipes.cli.commands import list\n"
+        "list.main = lambda arguments: print('x' * 10**7) or 0; sys.exit(cli.main(['list']))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child.stdout.read(10)
+    child.stdout.close()
+    assert (child.stderr.read(), child.wait()) == ("", 0)

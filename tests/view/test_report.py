@@ -370,5 +370,5 @@ def test_a_run_that_was_to_have_more_epochs_says_so(tmp_path, wanted, text):
 def test_the_papers_are_named(tmp_path):
     page = report(tmp_path / "report.html", write_run(tmp_path / "run", {0: {"loss": 1.0}})).read_text()
     assert "Optimization and Generalization Guarantees for Weight Normalization" in page
-    assert "Liu, Zhu and Belkin 2020" in page
+    assert "Liu, Zhu, Belkin (2020)" in page
     assert "an assumption of the theorem fails" in page

@@ -44,14 +44,12 @@ METRICS = (
         "predictor",
         row="max ‖∇²f‖",
     ),
-    _residual(
-        "predictor_hessian_norm_residual",
-        "residual of ‖∇²f‖",
-        "residual of ‖∇²f‖: an eigenvalue is this close",
-    ),
+    _residual("predictor_hessian_norm_residual", "residual of ‖∇²f‖", "residual of ‖∇²f‖: an eigenvalue is this close"),
     _converged("predictor_hessian_norm_converged", "‖∇²f‖ converged", "1 if that residual is within the tolerance"),
-    _trace("hessian_trace", "tr(∇²L)", "trace of the loss Hessian, estimated", extreme="max", row="tr(∇²L)"),
-    _trace("hessian_trace_error", "standard error of tr(∇²L)", "standard error of the trace", extreme="max"),
+    _trace(
+        "hessian_trace", "tr(∇²L)", "trace of the loss Hessian, estimated", extreme="max", row="trace of the Hessian"
+    ),
+    _trace("hessian_trace_error", "error of tr(∇²L)", "standard error of tr(∇²L)", panel="trace_error", extreme="max"),
     _trace("hessian_trace_hvps", "products, trace", "number of products for the trace", panel="hvps", kind="count"),
     _trace("hessian_trace_seconds", "trace", "seconds spent on the trace", panel="cost", kind="seconds", extreme="max"),
     _trace("layers/hessian_trace__*", "tr", "trace of the layer's block of the Hessian", panel="layer_traces"),

@@ -32,6 +32,12 @@ PANELS = (
         scale="linear",
     ),
     _curvature(
+        "trace_error",
+        "Standard error of the trace",
+        "The trace is within three standard errors in about 98 % of draws.",
+        detail=True,
+    ),
+    _curvature(
         "predictor",
         "Hessian of the predictor and its bounds",
         "max ‖∇²f‖ over samples, measured with HessianTopEigenvalue(predictor_samples=…), and its bounds H̄.",

@@ -47,16 +47,16 @@ def _against(both: dict[int, tuple[float, float]], symbol: str) -> Reading:
         )
     if top > 0.9 * limit:
         return Reading(f"λ_max is near {symbol}.", f"λ_max is near {symbol}: {values}. It may cross it soon.")
-    text = f"λ_max has stayed below {symbol}: {values} at last. On a quadratic the steps would be stable."
+    text = f"λ_max has stayed below {symbol}: {values} at last. If the loss were quadratic, the steps would be stable."
     return Reading(f"λ_max has stayed below {symbol}.", text, "good")
 
 
 def _trace(history: History) -> Reading | None:
-    now = history.latest("hessian_trace", "hessian_trace_error")
+    now = history.latest("hessian_trace")
     value, error = now.get("hessian_trace", math.nan), now.get("hessian_trace_error", math.nan)
-    if math.isnan(value) or math.isnan(error):
+    if math.isnan(value):
         return None
-    text = f"tr(∇²L) is {number(value)} ± {number(error)} (standard error)."
+    text = f"tr(∇²L) is {number(value)}" + ("." if math.isnan(error) else f" ± {number(error)} (standard error).")
     if abs(value) <= 3 * error:
         text += " More products give a smaller error: hvps, in NormTheory trace_hvps." if error > 0 else ""
         return Reading("The trace of the Hessian cannot be told from zero.", text)
@@ -76,7 +76,7 @@ def _predictor(history: History) -> Reading | None:
         bound = min((history.last(name) for name in bounds if math.isfinite(history.last(name))), default=math.nan)
         if not math.isnan(norm):
             return Reading("‖∇²f‖ has no bound here.", f"max ‖∇²f‖ is {number(norm)}.")
-        text = f"The bound is {number(bound)}. HessianTopEigenvalue(predictor_samples=8) measures what it bounds."
+        text = f"‖∇²f‖ is at most {number(bound)}. HessianTopEigenvalue(predictor_samples=8) measures it."
         return None if math.isnan(bound) else Reading("‖∇²f‖ is bounded and was not measured.", text)
     now = history.latest(name, measured)
     norm = now[measured]
