@@ -107,7 +107,9 @@ def estimate_trace(hessian: LossHessian, hvps: int, *, layers: bool = False, see
     samples = []
     for _ in range(hvps - 2 * sketch):
         z = _project_out(basis, _signs(hessian, generator))
-        samples.append(blocks.dots(z, _project_out(basis, _product(hessian, z))))
+        image = _product(hessian, z)
+        # Of the whole, zᵀ(I − P)Hz = zᵀHz already.
+        samples.append(blocks.dots(z, _project_out(basis, image) if blocks.by_layer else image))
     rest = torch.stack(samples)
     products = sketch + len(basis) + len(rest)
     return blocks.estimate(captured + rest.mean(0), rest, products, _rounding(hessian, norm))
@@ -169,8 +171,9 @@ def _captured(hessian: LossHessian, basis: Tensor, blocks: _Blocks) -> tuple[Ten
     for q in basis:
         image = _product(hessian, q)
         norm = max(norm, float(image.norm()))
-        inside = image - _project_out(basis, image)  # PHq
-        traces += 2 * blocks.dots(q, image) - blocks.dots(q, inside)
+        traces += blocks.dots(q, image)
+        if blocks.by_layer:
+            traces += blocks.dots(q, _project_out(basis, image))  # HP − PHP
     return traces, norm
 
 
