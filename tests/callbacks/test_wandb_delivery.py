@@ -139,6 +139,7 @@ def test_other_loggers_get_what_they_got_before(online):
     assert list((folder / "beside" / "TensorBoardLogger" / "version_0").glob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 def test_every_row_arrives_in_spite_of_errors_of_the_server(tmp_path):
     with WandbServer() as server:
         for part in ("file_stream", "UpsertBucket", "CreateRunFiles", "CommitArtifact", "PUT"):
@@ -151,6 +152,7 @@ def test_every_row_arrives_in_spite_of_errors_of_the_server(tmp_path):
     assert server.run.exit_codes == [0]
 
 
+@pytest.mark.slow
 def test_every_row_of_an_offline_run_arrives_when_it_is_synced(tmp_path):
     with WandbServer() as server:
         fit(tmp_path, server, environment={"WANDB_MODE": "offline"})

@@ -100,6 +100,7 @@ def test_a_run_draws_its_figure(small_run, name):
     assert picture.with_suffix(".txt").read_text().startswith(f"{name}: ")
 
 
+@pytest.mark.slow
 def test_lightnings_options_are_there(tmp_path):
     options = ("--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=3", "--data.batch_size=200")
     code, out, err = normtheory("run", "quickstart", *options, cwd=tmp_path)
@@ -118,6 +119,7 @@ def test_a_misspelled_option_is_refused(tmp_path):
     assert "normtheory run quickstart --help" in err
 
 
+@pytest.mark.slow
 def test_a_run_can_be_resumed(tmp_path):
     small = ("run", "quickstart", "--trainer.logger=false", "--model.width=16", "--data.limit=300")
     code, _, err = normtheory(*small, "--trainer.max_epochs=1", cwd=tmp_path)

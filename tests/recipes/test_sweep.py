@@ -292,6 +292,7 @@ sys.exit(sweep("quickstart", {{"do": ["finish", "hang"]}}, 2, 2, [], "out"))
 
 
 @linux
+@pytest.mark.slow
 def test_a_killed_sweep_of_a_recipe_goes_on(tmp_path):
     callbacks = "[{class_path: lightning_normtheory.callbacks.RSCRatio, init_args: {probe: 64}}]"
     arguments = ["sweep", "quickstart", "--grid", "model.width=8,16", "--seeds", "1", "--output", "out"]
