@@ -45,8 +45,6 @@ class NormTheory(DiagnosticCallback):
         >>> trainer = pl.Trainer(callbacks=[NormTheory()], logger=False)
     """
 
-    skip_inapplicable = True
-
     def __init__(
         self,
         *args: Any,

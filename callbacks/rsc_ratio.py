@@ -17,7 +17,6 @@ class RSCRatioDiagnostic(Diagnostic):
     title = "restricted strong convexity"
     key = "rsc_ratio"
     metrics = (key, "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio")
-    needs_outputs = True
 
     def __init__(self) -> None:
         self._last_loss: float | None = None
@@ -31,8 +30,9 @@ class RSCRatioDiagnostic(Diagnostic):
             "rsc_ratio": rsc.ratio,
             "loss": rsc.loss,
             "grad_norm_sq": rsc.grad_norm_sq,
-            "mean_predictor_grad_norm_sq": rsc.mean_predictor_grad_norm_sq,
         }
+        if not measurement.function.findings.outputs_problem:
+            metrics["mean_predictor_grad_norm_sq"] = rsc.mean_predictor_grad_norm_sq
         if self._last_loss is not None:
             metrics["loss_ratio"] = rsc.loss / self._last_loss if self._last_loss != 0 else math.nan
         self._last_loss = rsc.loss

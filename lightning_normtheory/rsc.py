@@ -116,7 +116,7 @@ def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: flo
 
 
 def rsc_of_one_batch(
-    loss: float, loss_gradients: Sequence[Tensor | None], outputs: int, predictor_gradients: Sequence[Tensor | None]
+    loss: float, loss_gradients: Sequence[Tensor | None], outputs: float, predictor_gradients: Sequence[Tensor | None]
 ) -> tuple[RSC, float]:
     """Compute the result of a single batch, without copying its gradients, and the cosine of the two gradients.
 

@@ -9,23 +9,24 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_normtheory.callbacks.engine.budget import TimeBudget
 from lightning_normtheory.callbacks.engine.checks import (
     check_arguments,
     check_strategy,
     check_synchronized,
-    check_training_step,
 )
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
 from lightning_normtheory.callbacks.engine.reporting import ReportingCallback
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
-from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction
-from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.callbacks.measurement.function import BatchFunction, Findings, MeasuredFunction
+from lightning_normtheory.callbacks.measurement.probe import Probe, describe
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
+from lightning_normtheory.callbacks.measurement.theta import ParameterChoice, check_choice, describe_choice
+from lightning_normtheory.callbacks.measurement.trial import example_of, explore
 from lightning_normtheory.callbacks.measurement.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
 from lightning_normtheory.measuring.processes import FailedElsewhereError
@@ -41,7 +42,8 @@ class DiagnosticCallback(ReportingCallback):
         probe: the number of training samples to measure on, or a `Probe` that several callbacks share.
         every_n_epochs: measure after every n-th epoch.
         loss: ``loss(module, batch)``, the mean loss of a batch, instead of the module's `training_step`.
-        predict: ``predict(module, batch)``, the outputs of a batch, instead of ``module(x)``.
+        predict: ``predict(module, batch)``, the outputs of a batch, instead of what `training_step` computes: the
+            output of the module's `forward`, or else of the submodule, from which the loss is computed.
         batch_stats: which statistics BatchNorm uses: ``True``: of the batch; ``False``: running; ``None``: of the batch
             for loss and gradient, running where samples must be independent.
         prefix: the prefix of the metric names, ``normtheory/…`` and ``normtheory_layers/…``.
@@ -51,11 +53,14 @@ class DiagnosticCallback(ReportingCallback):
             it, else 0. The first measurement is never skipped. ``None``: no limit, and no such metric. Training time is
             that of the epochs from start to end, including validation and other callbacks, without the time that this
             callback takes for the probe, the quantities at fit start and the measurements.
+        parameters: the parameters θ in which loss and outputs are differentiated: the index of an optimizer, name
+            patterns (``"generator"`` is that whole submodule), or a function that returns parameters of the module;
+            ``None``: all that are trained. Where several optimizers train different losses, as in a GAN, add one
+            callback for each, with its own ``prefix``. With manual optimization, the loss is the one that θ's optimizer
+            steps on.
     """
 
     diagnostics: ClassVar[tuple[type[Diagnostic], ...]] = ()
-    # Whether to leave out a diagnostic that does not apply to the model, instead of raising an error.
-    skip_inapplicable: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -68,9 +73,11 @@ class DiagnosticCallback(ReportingCallback):
         on_error: Literal["warn", "raise"] = "warn",
         *,
         max_overhead: float | None = None,
+        parameters: ParameterChoice | None = None,
     ) -> None:
         super().__init__()
         check_arguments(every_n_epochs, batch_stats, prefix, on_error, loss=loss, predict=predict)
+        check_choice(parameters)
         self.probe = probe if isinstance(probe, Probe) else Probe(probe)
         self.every_n_epochs = every_n_epochs
         self.loss = loss
@@ -79,10 +86,12 @@ class DiagnosticCallback(ReportingCallback):
         self.prefix = prefix
         self.on_error = on_error
         self.max_overhead = max_overhead
+        self.parameters = parameters
         self._budget = TimeBudget(max_overhead)
         self._diagnostics = self.make_diagnostics()
         self._validation_probe: ValidationProbe | None = None
         self._facts = KnownFacts()
+        self._findings, self._explored = Findings(), False
 
     def make_diagnostics(self) -> list[Diagnostic]:
         """Create the diagnostics for a new fit."""
@@ -97,6 +106,7 @@ class DiagnosticCallback(ReportingCallback):
         # Keep nothing of an earlier fit; a checkpoint is loaded after this hook.
         self._fit = FitState()
         self._facts = KnownFacts()
+        self._findings, self._explored = Findings(), False
         self._diagnostics = self.make_diagnostics()
         self._validation_probe = ValidationProbe(self.probe.samples, self.probe.seed)
         self._budget = TimeBudget(self.max_overhead)
@@ -107,10 +117,8 @@ class DiagnosticCallback(ReportingCallback):
             try:
                 diagnostic.check(pl_module)
             except NotApplicable as reason:
-                if not self.skip_inapplicable:
-                    raise
                 if not diagnostic.optional:
-                    rank_zero_warn(f"{type(self).__name__} leaves out {diagnostic.key}. {reason}")
+                    self._leave_out([diagnostic], str(reason))
             else:
                 self._active.append(diagnostic)
         if not any(diagnostic.needs_validation for diagnostic in self._active):
@@ -118,8 +126,6 @@ class DiagnosticCallback(ReportingCallback):
         if self._needs_probe:
             check_synchronized(trainer, pl_module, self._uses_batch_statistics(pl_module), type(self).__name__)
             refuse_uninitialized(pl_module)
-            if self.loss is None and any(diagnostic.needs_loss for diagnostic in self._active):
-                check_training_step(pl_module, type(self).__name__)
         self._warn_of_namesakes(trainer)
         if trainer.world_size > 1:  # every process logs the same number already; there is nothing to sync
             warnings.filterwarnings("ignore", message=rf".*self\.log\('{re.escape(self.prefix)}[/_].*sync_dist")
@@ -153,15 +159,36 @@ class DiagnosticCallback(ReportingCallback):
                     self._catch_up(trainer, pl_module)
 
     def _begin(self, measurement: EpochMeasurement, resumed: bool) -> None:
-        measurement.function.try_out(
-            loss=any(diagnostic.needs_loss for diagnostic in self._active),
-            outputs=any(diagnostic.needs_outputs for diagnostic in self._active),
-        )
+        self._explore(measurement.function)
         if not resumed and not self.probe.collecting:
             with self._progress(measurement.trainer) as progress:
                 for diagnostic in self._active:
                     progress.begin(diagnostic.title)
                     self._guarded(diagnostic, measurement, diagnostic.start)
+
+    def _explore(self, function: MeasuredFunction) -> None:
+        """Find loss and predictor. Leave out the diagnostics that need an unknown one, with one warning."""
+        loss = any(diagnostic.needs_loss for diagnostic in self._active)
+        outputs = any(diagnostic.needs_outputs for diagnostic in self._active)
+        self._explored = True
+        self._findings = found = function.findings = explore(function, loss=loss, outputs=outputs)
+        no_loss, no_outputs = bool(found.loss_problem), bool(found.outputs_problem)
+        missing = [
+            each for each in self._active if (each.needs_loss and no_loss) or (each.needs_outputs and no_outputs)
+        ]
+        if found.predictor:
+            rank_zero_info(f"{self.prefix}: the predictor f is {found.predictor}.")
+        if missing:
+            data = function.batches[0].data
+            remedy = found.remedy or f"Pass {example_of(data, loss=no_loss, predict=no_outputs)}"
+            reason = f"In {type(function.model).__name__}, {found.loss_problem or found.outputs_problem}."
+            self._leave_out(missing, f"{reason} {remedy}. A batch is {describe(data)}.")
+
+    def _leave_out(self, diagnostics: list[Diagnostic], reason: str) -> None:
+        names = ", ".join(each.key for each in diagnostics)
+        rank_zero_warn(f"{type(self).__name__} leaves out {names}. {reason}")
+        self._active = [each for each in self._active if each not in diagnostics]
+        self._fit.reasons.update({each.key: reason for each in diagnostics})
 
     def _missed_the_end(self, trainer: Trainer) -> bool:
         """Whether the checkpoint is from the end of an epoch but older than its measurement: saved at the last step, or
@@ -254,6 +281,8 @@ class DiagnosticCallback(ReportingCallback):
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         begin = time.perf_counter()
         measurement = self._measurement(trainer, pl_module)
+        if self._needs_probe and not self._explored and not self.probe.collecting:  # resumed at the end of an epoch
+            self._explore(measurement.function)
         metrics: dict[str, float] = {}
         before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
         try:
@@ -356,7 +385,8 @@ class DiagnosticCallback(ReportingCallback):
             "seed": self.probe.seed,
             "every_n_epochs": self.every_n_epochs,
             "loss": _function_name(self.loss, "training_step"),
-            "predict": _function_name(self.predict, "forward"),
+            "predict": _function_name(self.predict, "training_step"),
+            "parameters": describe_choice(self.parameters),
             "batch_stats": {None: "as trained", True: "batch", False: "running"}[self.batch_stats],
             "prefix": self.prefix,
             "on_error": self.on_error,
@@ -378,7 +408,16 @@ class DiagnosticCallback(ReportingCallback):
     def _measurement(self, trainer: Trainer, pl_module: LightningModule) -> EpochMeasurement:
         requests = {each.key: each.hessian_request() for each in self._active}
         return EpochMeasurement(
-            MeasuredFunction(trainer, pl_module, self.probe, self.loss, self.predict, self.batch_stats),
+            MeasuredFunction(
+                trainer,
+                pl_module,
+                self.probe,
+                self.loss,
+                self.predict,
+                self.batch_stats,
+                self.parameters,
+                self._findings,
+            ),
             validation=self._validation_probe,
             facts=self._facts,
             hessian_requests={key: request for key, request in requests.items() if request is not None},

@@ -12,7 +12,6 @@ __all__ = [
     "check_arguments",
     "check_strategy",
     "check_synchronized",
-    "check_training_step",
     "refuse_unknown_arguments",
 ]
 
@@ -96,15 +95,3 @@ def check_synchronized(trainer: Trainer, pl_module: LightningModule, batch_stats
             f" {callback}(batch_stats=False), which measures with its running statistics, or train without"
             " sync_batchnorm."
         )
-
-
-def check_training_step(pl_module: LightningModule, callback: str) -> None:
-    """Check that `training_step` can return the loss of a batch. ``callback`` names the class, for the message."""
-    remedy = f"Pass {callback}(loss=...), a function of the module and a batch that returns the mean loss."
-    if not pl_module.automatic_optimization:
-        raise ValueError(
-            f"Expected a training_step that returns the loss, but {type(pl_module).__name__} optimizes manually: "
-            f"calling its training_step would train it. {remedy}"
-        )
-    if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-        raise ValueError(f"Expected a training_step that takes a batch, but it takes dataloader_iter. {remedy}")

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from lightning_normtheory.callbacks.measurement.predictor import tensors_in
 from lightning_normtheory.model.checks import has_samples
 
-__all__ = ["BatchParts", "batch_parts"]
+__all__ = ["BatchParts", "batch_parts", "other_tensor"]
 
 
 class BatchParts(NamedTuple):
@@ -50,6 +51,31 @@ def batch_parts(batch: Any, n: int) -> BatchParts | None:
             y = batch[others[0]] if len(others) == 1 else None
             return BatchParts(batch[inputs[0]], y, lambda x: {**batch, inputs[0]: x})
     return None
+
+
+def other_tensor(batch: Any, x: Tensor, n: int) -> Tensor | None:
+    """Return the targets: the only tensor of n samples in a batch that does not share its memory with the input x.
+
+    If x shares none, because a step computes it from the batch, they are found by the form of the batch; ``None`` if
+    they cannot be identified.
+
+    Example:
+        >>> import torch
+        >>> batch = {"image": torch.zeros(4, 1, 3), "label": torch.arange(4)}
+        >>> other_tensor(batch, batch["image"].flatten(1), 4)
+        tensor([0, 1, 2, 3])
+    """
+    others = [value for _, value in tensors_in(batch) if has_samples(value, n) and not _shares(value, x)]
+    if len(others) == 1:
+        return others[0]
+    parts = batch_parts(batch, n)
+    if parts is None or parts.y is None or _shares(parts.y, x):
+        return None
+    return parts.y if _shares(parts.x, x) or len(batch) == 2 else None
+
+
+def _shares(value: Any, x: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
 def _is_input(value: Any, n: int) -> bool:

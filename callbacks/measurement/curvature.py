@@ -14,7 +14,6 @@ from lightning_normtheory.callbacks.measurement.probe import ProbeBatch
 from lightning_normtheory.hessian.operator import LossHessian, Memory
 from lightning_normtheory.hessian.predictor import predictor_hessian
 from lightning_normtheory.measuring.memory import is_out_of_memory
-from lightning_normtheory.model.checks import trainable_parameters
 
 __all__ = ["Curvature", "HessianAnswer", "HessianRequest"]
 
@@ -90,8 +89,7 @@ class Curvature:
         losses = [partial(loss_of, batch) for batch in function.batches]
         answers = {}
         with function.measuring():
-            parameters = trainable_parameters(function.model)
-            with LossHessian(parameters, losses, memory=memory, processes=function.processes) as hessian:
+            with LossHessian(function.theta, losses, memory=memory, processes=function.processes) as hessian:
                 for key, request in requests.items():
                     begin = time.perf_counter()
                     answers[key] = HessianAnswer(request.evaluate(hessian), time.perf_counter() - begin)
@@ -103,14 +101,14 @@ class Curvature:
         batch_stats = function.independent_stats
         largest = torch.zeros(2, dtype=torch.float64)
         with function.measuring():
-            predictor = Predictor(function.model, function.predict)
+            predictor = Predictor(function)
             for batch in function.batches:
                 if not batch.counts or batch.first >= samples:
                     continue
                 # The whole batch, not only the samples asked for: a BatchNorm may use its statistics.
                 result = predictor_hessian(
                     predictor,
-                    function.on_device(batch),
+                    function.inputs_of(batch),
                     tol=tol,
                     max_hvps=max_hvps,
                     batch_stats=batch_stats,

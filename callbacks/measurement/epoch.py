@@ -1,20 +1,22 @@
 """One epoch's measurement: a diagnostic asks it for a quantity of the trained function, which is computed once."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
+from torch import Tensor, nn
 
 from lightning_normtheory.callbacks.measurement.curvature import Curvature, HessianRequest
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.generalization_gap import Gap, measure_gap
 from lightning_normtheory.callbacks.measurement.kernels import Kernels
-from lightning_normtheory.callbacks.measurement.probe import count_training_samples
+from lightning_normtheory.callbacks.measurement.probe import ProbeBatch, count_training_samples
 from lightning_normtheory.callbacks.measurement.rsc_metric import RSCMetric
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts, TheoryInputs
 from lightning_normtheory.callbacks.measurement.validation_probe import ValidationProbe
+from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.progress import tick
-from lightning_normtheory.model.checks import trainable_parameters
 from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
 
 __all__ = ["EpochMeasurement"]
@@ -36,6 +38,7 @@ class EpochMeasurement:
         curvature: answers to the requests about the loss's Hessian, and the predictor's Hessian.
         kernels: tangent kernels.
         theory: what the theorems ask: structure, inputs, targets, recognized loss, step size.
+        outputs_failure: why the outputs could not be computed for `rsc`, whose loss and gradient need none.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class EpochMeasurement:
         self.kernels = Kernels(function)
         self.theory = TheoryInputs(function, facts)
         self._validation = validation
+        self.outputs_failure = ""
 
     @cached_property
     def loss(self) -> float:
@@ -90,7 +94,7 @@ class EpochMeasurement:
 
     def _measure_rsc(self) -> tuple[RSC, float]:
         function = self.function
-        parameters = trainable_parameters(self.model)
+        parameters = function.theta
         metric = RSCMetric([p.numel() for p in parameters.values()], **function.summing).to(function.sum_device)
         alone = len(function.batches) == 1 and self.processes.count == 1
         with function.measuring():
@@ -98,18 +102,32 @@ class EpochMeasurement:
                 tick("batch")
                 loss = function.loss_of(batch)
                 loss_gradients = gradients_of(loss, parameters)
-                output = function.outputs_of(batch)
-                predictor_gradients = gradients_of(output.sum(), parameters)
+                outputs, predictor_gradients = self._predictor_gradients(batch, parameters)
                 if alone:  # nothing to add up
                     value = float(loss.detach())
-                    result = rsc_of_one_batch(value, loss_gradients, output.numel(), predictor_gradients)
+                    result = rsc_of_one_batch(value, loss_gradients, outputs, predictor_gradients)
                 elif batch.counts:
-                    metric.update(batch.samples, loss, loss_gradients, output.numel(), predictor_gradients)
+                    metric.update(batch.samples, loss, loss_gradients, outputs, predictor_gradients)
         if alone:
             return result
         if not any(batch.counts for batch in function.batches):  # fewer batches than processes: add zeros
             metric.update(0, torch.zeros(()), [], 0, [])
         return metric.compute(), metric.cosine
+
+    def _predictor_gradients(
+        self, batch: ProbeBatch, parameters: dict[str, nn.Parameter]
+    ) -> tuple[float, Sequence[Tensor | None]]:
+        """Return the number of outputs and the gradients of their sum; NaN if they are unknown or fail."""
+        if self.function.findings.outputs_problem or self.outputs_failure:
+            return math.nan, []
+        try:
+            output = self.function.outputs_of(batch)
+            return output.numel(), gradients_of(output.sum(), parameters)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            self.outputs_failure = f"the outputs failed: {type(error).__name__}: {error}"
+            return math.nan, []
 
     @cached_property
     def generalization_gap(self) -> Gap | None:

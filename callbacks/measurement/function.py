@@ -4,27 +4,35 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from lightning_normtheory.callbacks.measurement.batch_parts import BatchParts, batch_parts, other_tensor
+from lightning_normtheory.callbacks.measurement.manual_step import ManualStep, StopStep
+from lightning_normtheory.callbacks.measurement.predictor import CallOutput, captured_inputs, captured_output
 from lightning_normtheory.callbacks.measurement.probe import Probe, ProbeBatch, describe
 from lightning_normtheory.callbacks.measurement.ranks import processes_of
 from lightning_normtheory.callbacks.measurement.silence import muted
+from lightning_normtheory.callbacks.measurement.theta import ParameterChoice, choose_parameters
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.snapshot import Snapshot
-from lightning_normtheory.model.checks import require_graph, trainable_parameters
+from lightning_normtheory.model.batches import SampleBatch
+from lightning_normtheory.model.checks import has_samples
 from lightning_normtheory.model.layers import batch_norm_layers, with_batch_statistics
 
 __all__ = [
     "RETURNS",
     "BatchFunction",
+    "Findings",
     "MeasuredFunction",
-    "default_predict",
+    "call_training_step",
     "training_step_loss",
 ]
 
@@ -36,14 +44,46 @@ RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a 
 _SAME_LOSS = 1e-4
 
 
+@dataclass
+class Findings:
+    """What the trial of the loss on the first batch finds out (`trial.explore`).
+
+    Attributes:
+        loss_problem: why the loss is unknown; empty if it is known.
+        outputs_problem: why the outputs are unknown; empty if they are known.
+        losses: manual optimization: the numbers of the losses, among those handed to `backward`, that train θ.
+        batch_idx: the ``batch_idx`` to pass to every step; ``None``: the number of the batch.
+        call: the call whose output is the predictor; ``None``: it is the user's own function, or unknown.
+        repeatable: whether the call depends on its arguments alone, and can be repeated outside of the step.
+        rows_from: the number of the argument, among all tensors in them, that has a row for each row of the output.
+        as_samples: whether the output has a row for each sample of the batch.
+        predictor: the choice in words.
+        remedy: what to pass for an unknown loss; empty: a loss function.
+    """
+
+    loss_problem: str = ""
+    outputs_problem: str = ""
+    losses: tuple[int, ...] = ()
+    batch_idx: int | None = None
+    call: CallOutput | None = None
+    repeatable: bool = False
+    rows_from: int | None = None
+    as_samples: bool = True
+    predictor: str = ""
+    remedy: str = ""
+
+
 class MeasuredFunction:
     """Model, loss and predictor on the probe, in every process. Code inside `measuring` leaves the run unchanged.
 
     Args:
         loss: ``loss(module, batch)``, the mean loss of a batch; ``None``: the module's own `training_step`.
-        predict: ``predict(module, batch)``, the outputs f of a batch; ``None``: ``module(x)``.
+        predict: ``predict(module, batch)``, the outputs f of a batch; ``None``: the output that the loss is computed
+            from, as `findings` says.
         batch_stats: BatchNorm uses the statistics of each probe batch (``True``), its running statistics (``False``),
             or batch statistics for loss and gradient, which is the function that is trained (``None``).
+        parameters: the choice of θ. Inside `measuring`, all other parameters are frozen.
+        findings: what the trial found out.
 
     Attributes:
         batches: this process's batches of the probe; `retry_smaller` may halve them.
@@ -61,15 +101,23 @@ class MeasuredFunction:
         loss: BatchFunction | None,
         predict: BatchFunction | None,
         batch_stats: bool | None,
+        parameters: ParameterChoice | None,
+        findings: Findings,
     ) -> None:
         self.trainer = trainer
         self.model = pl_module
         self.processes = processes_of(trainer)
         self.batches = probe.batches(trainer.global_rank, trainer.world_size)
         self.all_batches = probe.batches(0, 1)
-        self.predict = predict or default_predict
-        self._loss = loss
+        self.user_loss, self.user_predict = loss, predict
+        self.findings = findings
+        self._parameters = parameters
         self._batch_stats = batch_stats
+
+    @property
+    def theta(self) -> dict[str, nn.Parameter]:
+        """The trained parameters that are measured, by name."""
+        return choose_parameters(self.model, self.trainer.optimizers, self._parameters)
 
     def first(self, samples: int) -> list[tuple[ProbeBatch, int]]:
         """Return the batches that hold the first samples of the probe, each with its number of those samples."""
@@ -82,36 +130,6 @@ class MeasuredFunction:
         """``batch_stats`` for quantities of independent samples: running statistics where all layers keep them."""
         tracked = all(layer.running_mean is not None for layer in batch_norm_layers(self.model).values())
         return self._batch_stats if self._batch_stats is not None or not tracked else False
-
-    def try_out(self, *, loss: bool, outputs: bool) -> None:
-        """Run the loss and the predictor on the first batch, so that a mistake shows before an epoch is spent.
-
-        Args:
-            loss: whether a diagnostic needs the loss.
-            outputs: whether a diagnostic needs the outputs.
-
-        Raises:
-            ValueError: that names the remedy. Running out of memory is no such mistake: it is reported later.
-        """
-        trials: dict[str, Callable[[ProbeBatch], Any]] = {}
-        if loss:
-            trials["loss"] = lambda batch: require_graph(self.loss_of(batch), "a loss")
-        if outputs:
-            trials["predict"] = self.outputs_of
-        trainable_parameters(self.model)
-        with self.measuring():
-            for batch in self.batches[:1]:
-                for argument, trial in trials.items():
-                    try:
-                        trial(batch)
-                    except Exception as error:
-                        if is_out_of_memory(error):
-                            return
-                        raise ValueError(
-                            f"The {argument} of a probe batch ({describe(batch.data)}) could not be computed: "
-                            f"{type(error).__name__}: {error}\nIf the model itself is right, pass {argument}=, a "
-                            f"function of the module and a batch that returns {RETURNS[argument]}."
-                        ) from error
 
     @contextmanager
     def measuring(self, *, independent: bool = False) -> Iterator[None]:
@@ -130,7 +148,9 @@ class MeasuredFunction:
         try:
             with (
                 muted(self.trainer, self.model),
-                preserve_state(self.model, batch_stats=batch_stats, processes=self.processes) as self.reset_buffers,
+                preserve_state(
+                    self.model, batch_stats=batch_stats, trained=self.theta.values(), processes=self.processes
+                ) as self.reset_buffers,
                 self.trainer.precision_plugin.forward_context(),
                 torch.autocast(self.model.device.type, enabled=False),  # mixed precision has the weights in full
                 torch.enable_grad(),
@@ -209,17 +229,68 @@ class MeasuredFunction:
 
     def loss_on(self, data: Any, index: int) -> Tensor:
         """Return the mean loss of a batch on the device; ``index`` is its ``batch_idx``."""
-        loss = self._loss(self.model, data) if self._loss else training_step_loss(self.model, data, index)
+        loss = self.user_loss(self.model, data) if self.user_loss else self._step_loss(data, index)
         if not isinstance(loss, Tensor):
             raise TypeError(f"Expected the loss as a tensor, but got {describe(loss)}.")
         if loss.numel() != 1:
             raise ValueError(f"Expected a scalar loss, but got a tensor of shape {tuple(loss.shape)}.")
         return loss.reshape(())
 
+    def _step_loss(self, data: Any, index: int) -> Tensor:
+        if self.model.automatic_optimization:
+            return training_step_loss(self.model, data, index)
+        wanted = self.findings.losses
+        step = ManualStep(stop_after=max(wanted, default=0) + 1)
+        try:
+            self.manual_step(data, index, step)
+        except StopStep:
+            return torch.stack([step.losses[i].loss.reshape(()) for i in wanted]).sum()
+        raise RuntimeError(
+            f"Expected training_step to hand {max(wanted, default=0) + 1} losses to manual_backward, as on the first"
+            f" batch, but got {len(step.losses)}. Pass loss=, a function of the module and a batch."
+        )
+
+    def manual_step(self, data: Any, index: int, step: ManualStep) -> None:
+        """Run a training_step that optimizes manually, without training."""
+        with step.watching(self.trainer, self.model):
+            call_training_step(self.model, data, index if self.findings.batch_idx is None else self.findings.batch_idx)
+
+    # -- the predictor -------------------------------------------------------------------------------------------------
+
     def outputs_of(self, batch: ProbeBatch) -> Tensor:
         """Return the outputs (samples, …) of a probe batch; inside `measuring`."""
+        inputs = self.inputs_of(batch)
         self.reset_buffers()
-        output = self.predict(self.model, self.on_device(batch))
+        return self.outputs(self.model, inputs)
+
+    def inputs_of(self, batch: ProbeBatch) -> Any:
+        """Return what the predictor is a function of; inside `measuring`: the arguments of its call, or the batch."""
+        return self.inputs_on(self.on_device(batch))
+
+    def inputs_on(self, data: Any) -> Any:
+        """Return what the predictor is a function of, for a batch on the device."""
+        call = self.findings.call
+        if self.user_predict is not None or call is None or not self.findings.repeatable:
+            return data
+        self.reset_buffers()
+        return captured_inputs(self.model, call, partial(self.run_loss, data))
+
+    def outputs(self, model: nn.Module, inputs: Any) -> Tensor:
+        """Return the outputs (samples, …) for what `inputs_of` returns.
+
+        Raises:
+            TypeError: if they are no floating-point tensor.
+        """
+        call = self.findings.call
+        if self.user_predict is not None:
+            output = self.user_predict(model, inputs)
+        elif call is None:
+            raise ValueError(self.findings.outputs_problem)
+        elif self.findings.repeatable:
+            args, kwargs = inputs
+            output = call.select(model.get_submodule(call.path)(*args, **kwargs))
+        else:
+            output = captured_output(model, call, partial(self.run_loss, inputs))
         if not isinstance(output, Tensor):
             raise TypeError(f"Expected a tensor (samples, outputs), but got {describe(output)}.")
         if not output.is_floating_point() or output.dim() == 0:
@@ -227,6 +298,67 @@ class MeasuredFunction:
                 f"Expected floating-point outputs (samples, outputs), but got {output.dtype} {describe(output)}."
             )
         return output
+
+    def run_loss(self, data: Any) -> None:
+        """Run the code that computes the loss. Its ``batch_idx`` is that of the trial."""
+        if self.user_loss is not None:
+            self.user_loss(self.model, data)
+        elif self.model.automatic_optimization:
+            call_training_step(self.model, data, 0)
+        else:
+            self.manual_step(data, 0, ManualStep())
+
+    def samples_of(self, batch: ProbeBatch) -> SampleBatch:
+        """Return the inputs of the predictor with the number of its samples, the rows of its output."""
+        inputs = self.inputs_of(batch)
+        return SampleBatch(inputs, rows := self._rows(inputs, batch.samples), rows)
+
+    def _rows(self, inputs: Any, samples: int) -> int:
+        if self.findings.as_samples:
+            return samples
+        if self.findings.rows_from is not None:
+            return len([x for x in tree_leaves(inputs) if isinstance(x, Tensor)][self.findings.rows_from])
+        self.reset_buffers()
+        with torch.no_grad():
+            return len(self.outputs(self.model, inputs))
+
+    def first_samples(self, samples: int) -> list[SampleBatch]:
+        """Return the inputs of the predictor for the first samples of the probe; inside `measuring`."""
+        found: list[SampleBatch] = []
+        for batch in self.all_batches:
+            if samples > 0:
+                whole = self.samples_of(batch)
+                found.append(whole._replace(asked=min(whole.samples, samples)))
+                samples -= whole.samples
+        return found
+
+    def parts_of(self, data: Any, samples: int) -> tuple[Any, BatchParts] | None:
+        """Return the predictor's inputs for a batch on the device with the input tensor and the targets in it.
+
+        ``None`` if there is not exactly one input tensor, or not a row of outputs for each sample.
+        """
+        inputs = self.inputs_on(data)
+        if inputs is data:
+            parts = batch_parts(data, samples)
+            return None if parts is None else (inputs, parts)
+        x = self.input_in(inputs, samples)
+        if x is None or not self.findings.as_samples:
+            return None
+        leaves, form = tree_flatten(inputs)
+
+        def with_input(other: Tensor) -> Any:
+            return tree_unflatten([other if leaf is x else leaf for leaf in leaves], form)
+
+        return inputs, BatchParts(x, other_tensor(data, x, samples), with_input)
+
+    def input_in(self, inputs: Any, samples: int) -> Tensor | None:
+        """Return the only tensor, of numbers and with all samples, among the predictor's inputs, if there is one."""
+        if self.user_predict is not None or not self.findings.repeatable:
+            parts = batch_parts(inputs, samples)
+            return None if parts is None else parts.x
+        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+        alone = len(tensors) == 1 and has_samples(tensors[0], samples) and tensors[0].is_floating_point()
+        return tensors[0] if alone else None
 
     def on_device(self, batch: ProbeBatch) -> Any:
         """Return a copy of the batch on the model's device, after the module's transfer hooks."""
@@ -259,27 +391,19 @@ def _raise(error: Exception | None) -> None:
         raise error
 
 
-def default_predict(module: LightningModule, batch: Any) -> Tensor:
-    """Return f = ``module(x)``, where x is the batch itself or the first of a tuple or list.
-
-    Raises:
-        ValueError: for a batch of another form.
-    """
-    x = batch[0] if isinstance(batch, (tuple, list)) and len(batch) > 0 else batch
-    if not isinstance(x, Tensor):
-        raise ValueError(
-            "Expected a batch that is the input tensor, or a tuple or list that begins with it, but got "
-            f"{describe(batch)}. Say where the input is: predict=lambda module, batch: module(batch['image'])."
-        )
-    return module(x)
+def call_training_step(module: LightningModule, batch: Any, batch_idx: int) -> Any:
+    """Call the module's own `training_step`, with the arguments that it takes."""
+    names = inspect.signature(module.training_step).parameters
+    if "dataloader_iter" in names:
+        raise TypeError("Expected a training_step that takes a batch, but it takes dataloader_iter.")
+    variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in names.values())
+    arguments = (batch, batch_idx) if len(names) > 1 or variadic else (batch,)  # as Lightning decides it
+    return module.training_step(*arguments)
 
 
 def training_step_loss(module: LightningModule, batch: Any, batch_idx: int) -> Tensor:
     """Return the loss of the module's own `training_step`, regularizers included."""
-    names = inspect.signature(module.training_step).parameters
-    variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in names.values())
-    arguments = (batch, batch_idx) if len(names) > 1 or variadic else (batch,)  # as Lightning decides it
-    result = module.training_step(*arguments)
+    result = call_training_step(module, batch, batch_idx)
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):
         raise TypeError(

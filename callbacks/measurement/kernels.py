@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction, default_predict
+from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 from lightning_normtheory.ntk.rank import fingerprint_samples
@@ -18,15 +18,15 @@ _SAMPLES_WITH_LAYERS = 512
 
 
 class Predictor(nn.Module):
-    """A module whose forward pass applies ``predict`` to a batch."""
+    """A module whose forward pass computes the outputs of a measured function from its inputs."""
 
-    def __init__(self, module: nn.Module, predict: BatchFunction) -> None:
+    def __init__(self, function: MeasuredFunction) -> None:
         super().__init__()
-        self.module = module
-        self._predict = predict
+        self.module = function.model
+        self._outputs = function.outputs
 
-    def forward(self, batch: Any) -> Tensor:
-        return self._predict(self.module, batch)
+    def forward(self, inputs: Any) -> Tensor:
+        return self._outputs(self.module, inputs)
 
 
 class Kernels:
@@ -48,15 +48,11 @@ class Kernels:
         function = self._function
         with function.measuring():
             found = tangent_kernel_of_batches(
-                Predictor(function.model, function.predict),
-                [
-                    SampleBatch(function.on_device(batch), batch.samples, asked)
-                    for batch, asked in function.first(samples)
-                ],
+                Predictor(function),
+                function.first_samples(samples),
                 outputs=outputs,
                 batch_stats=function.independent_stats,
                 layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
-                seen=self._inputs(samples),
                 processes=function.processes,
             )
         return dataclasses.replace(
@@ -70,10 +66,3 @@ class Kernels:
         first = self._function.first(samples)
         batches = (SampleBatch(batch.data, batch.samples, asked) for batch, asked in first)
         return fingerprint_samples((batch.first, batch.asked) for batch in batches)
-
-    def _inputs(self, samples: int) -> list[SampleBatch] | None:
-        """Return the inputs of the first samples without their labels; ``None`` if the predictor is the user's."""
-        if self._function.predict is not default_predict:
-            return None
-        first = [(batch.data, batch.samples, asked) for batch, asked in self._function.first(samples)]
-        return [SampleBatch(data[0] if isinstance(data, (tuple, list)) else data, n, asked) for data, n, asked in first]

@@ -47,7 +47,7 @@ class RSCMetric(Metric):
         samples: int,
         loss: Tensor,
         loss_gradients: Sequence[Tensor | None],
-        outputs: int,
+        outputs: float,
         predictor_gradients: Sequence[Tensor | None],
     ) -> None:
         """Add a batch: its mean loss with the gradients, and those of the sum of its outputs, by parameter."""

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from lightning_normtheory.architecture.operations import Operation, opaque
 from lightning_normtheory.architecture.recorder import record_forward
-from lightning_normtheory.callbacks.measurement.batch_parts import batch_parts
-from lightning_normtheory.callbacks.measurement.function import MeasuredFunction, default_predict
+from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.probe import describe
-from lightning_normtheory.model.batches import SampleBatch, joined
-from lightning_normtheory.model.checks import has_samples, some_samples, trainable_parameters
+from lightning_normtheory.model.batches import joined
+from lightning_normtheory.model.checks import some_samples
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss, same_loss
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form, batchnorm_network
 from lightning_normtheory.theorems.papers.dgm import DGMForm, dgm_form
@@ -78,21 +77,22 @@ class TheoryInputs:
         # A loss that differs at other parameters has a term that happens to be zero at these.
         if isinstance(loss, KnownLoss) and facts.perturbed_loss is not None:
             loss = same_loss([loss, facts.perturbed_loss])
-        return Problem(output, facts.x_norms, loss, trainable_parameters(self._function.model))
+        return Problem(output, facts.x_norms, loss, self._function.theta)
 
     @property
     def plain_learning_rate(self) -> float | None:
         """η of plain gradient steps θ − η∇L with one η for all parameters; ``None`` for anything else."""
         function = self._function
+        theta = {id(p) for p in function.theta.values()}
         optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer in function.trainer.optimizers]
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        optimizers = [each for each in optimizers if any(theta & _ids(group) for group in each.param_groups)]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups if theta & _ids(group)]
         plain = all(type(optimizer) is torch.optim.SGD for optimizer in optimizers) and not any(
             group["momentum"] or group["weight_decay"] or group["maximize"] for group in groups
         )
         if not plain or function.trainer.gradient_clip_val:
             return None
-        moved = {id(p) for group in groups for p in group["params"]}
-        if any(id(p) not in moved for p in trainable_parameters(function.model).values()):
+        if not groups or not theta <= set.union(*map(_ids, groups)):
             return None
         rates = {float(group["lr"]) for group in groups}
         return rates.pop() if len(rates) == 1 else None
@@ -102,20 +102,22 @@ class TheoryInputs:
         function = self._function
         batch = function.all_batches[0]
         recorded = min(batch.samples, _RECORDED)
-        parts = batch_parts(some_samples(function.on_device(batch), batch.samples, slice(recorded)), recorded)
-        if parts is None:
+        found = function.parts_of(some_samples(function.on_device(batch), batch.samples, slice(recorded)), recorded)
+        if found is None:
             return opaque(f"the input cannot be identified in a batch ({describe(batch.data)})")
+        parts = found[1]
 
         def forward(x: Tensor) -> Tensor:
             function.reset_buffers()
-            return function.predict(function.model, parts.with_input(x))
+            return function.outputs(function.model, parts.with_input(x))
 
         return record_forward(function.model, parts.x, forward)
 
     def _x_norms(self) -> tuple[float, float]:
         """Return the smallest and the largest norm of an input of the probe."""
-        found = [batch_parts(self._function.on_device(batch), batch.samples) for batch in self._function.all_batches]
-        norms = [parts.x.detach().double().flatten(1).norm(dim=1) for parts in found if parts is not None]
+        function = self._function
+        found = [function.parts_of(function.on_device(batch), batch.samples) for batch in function.all_batches]
+        norms = [parts[1].x.detach().double().flatten(1).norm(dim=1) for parts in found if parts is not None]
         together = torch.cat(norms) if len(norms) == len(found) else torch.tensor([math.nan])
         return float(together.min()), float(together.max())
 
@@ -126,15 +128,16 @@ class TheoryInputs:
         for batch in function.all_batches[:_LOSS_BATCHES]:
             n = min(batch.samples, _LOSS_SAMPLES)
             data = some_samples(function.on_device(batch), batch.samples, slice(n))
-            parts = batch_parts(data, n)
-            if parts is None or parts.y is None:
+            parts = function.parts_of(data, n)
+            if parts is None or parts[1].y is None:
                 return "the loss is unknown: its batches are not pairs of inputs and targets"
+            inputs, (_, y, _) = parts
             with torch.no_grad():
                 function.reset_buffers()
                 loss = float(function.loss_on(data, batch.index))
                 function.reset_buffers()
-                outputs = function.predict(function.model, data)
-            found.append(identify_loss(loss, outputs.reshape(len(outputs), -1), parts.y.to(outputs.device)))
+                outputs = function.outputs(function.model, inputs)
+            found.append(identify_loss(loss, outputs.reshape(len(outputs), -1), y.to(outputs.device)))
         return same_loss(found)
 
     def _identify_perturbed_loss(self) -> KnownLoss | str:
@@ -146,18 +149,16 @@ class TheoryInputs:
         return self._identify_loss()
 
     def targets(self, samples: int) -> Tensor | None:
-        """Return the labels of the first samples of the probe; ``None`` unless its batches are pairs of tensors, or
-        longer with the default predictor: a user's predictor may read two inputs."""
-        found = []
-        for batch, asked in self._function.first(samples):
-            data = batch.data
-            if not isinstance(data, (tuple, list)) or len(data) < 2 or not has_samples(data[1], batch.samples):
-                return None
-            if len(data) > 2 and self._function.predict is not default_predict:
-                return None
-            if data[1].dim() > 1 and not data[1].is_floating_point():
-                return None  # labels of a sequence, or of pixels
-            found.append(data[1][:asked])
+        """Return the labels of the first samples of the probe; ``None`` if they cannot be told from the inputs."""
+        function, found = self._function, []
+        with function.measuring():
+            for batch, asked in function.first(samples):
+                if function.user_predict is not None and isinstance(batch.data, (tuple, list)) and len(batch.data) > 2:
+                    return None  # the user's function may read two inputs
+                parts = function.parts_of(function.on_device(batch), batch.samples)
+                if parts is None or (y := parts[1].y) is None or (y.dim() > 1 and not y.is_floating_point()):
+                    return None  # integers with several axes are labels of a sequence, or of pixels
+                found.append(y[:asked].cpu())
         return torch.cat(found) if len({y.shape[1:] for y in found}) == 1 else None
 
     @cached_property
@@ -175,11 +176,10 @@ class TheoryInputs:
         inputs, outputs = [], []
         with function.measuring(), torch.no_grad():
             for batch, asked in function.first(samples):
-                data = function.on_device(batch)
-                x = data[0] if isinstance(data, (tuple, list)) else data
-                if not has_samples(x, batch.samples):
-                    return "its batches do not begin with the input"
-                inputs.append(x[:asked].flatten(1))
+                parts = function.parts_of(function.on_device(batch), batch.samples)
+                if parts is None:
+                    return "the input cannot be identified in its batches"
+                inputs.append(parts[1].x[:asked].flatten(1))
                 outputs.append(function.outputs_of(batch)[:asked].reshape(asked, -1))
             if len({x.shape[1:] for x in inputs}) != 1 or outputs[0].shape[1] != 1:
                 return "the model does not have exactly one output"
@@ -193,12 +193,14 @@ class TheoryInputs:
         if isinstance(network, str):
             return network  # other models need not take all samples at once
         with function.measuring(), torch.no_grad():
-            first = function.first(samples)
-            batches = [SampleBatch(function.on_device(batch), batch.samples, asked) for batch, asked in first]
-            (data, n), *others = joined(batches)
-            x = data[0] if isinstance(data, (tuple, list)) else data
-            if others or not has_samples(x, n):
-                return "its batches do not begin with the input, or are of different forms"
+            (inputs, n), *others = joined(function.first_samples(samples))
+            x = function.input_in(inputs, n)
+            if others or x is None:
+                return "the input cannot be identified in its batches, or they are of different forms"
             function.reset_buffers()
             network.norm.training = True  # use the statistics of these samples; `measuring` restores the flag
-            return batchnorm_form(function.model, x.flatten(1), function.predict(function.model, data))
+            return batchnorm_form(function.model, x.flatten(1), function.outputs(function.model, inputs))
+
+
+def _ids(group: Mapping[str, Any]) -> set[int]:
+    return {id(p) for p in group["params"]}

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = ["leaves", "nodes", "refuse_reentrant_checkpoints"]
+__all__ = ["leaves", "nodes", "nodes_from", "refuse_reentrant_checkpoints"]
 
 
 def nodes(value: Tensor) -> Iterator[Any]:
@@ -18,7 +18,12 @@ def nodes(value: Tensor) -> Iterator[Any]:
         >>> [node.name().rstrip("0123456789") for node in nodes((x * x).exp())]
         ['ExpBackward', 'MulBackward', 'torch::autograd::AccumulateGrad']
     """
-    stack: list[Any] = [value.grad_fn]
+    return nodes_from(value.grad_fn)
+
+
+def nodes_from(node: Any) -> Iterator[Any]:
+    """Iterate over a node of the graph and all nodes that it depends on."""
+    stack: list[Any] = [node]
     seen = set()
     while stack:
         node = stack.pop()

@@ -1,7 +1,7 @@
 """Set up the function that is measured, and restore the model afterwards."""
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,7 +22,12 @@ __all__ = ["preserve_state"]
 
 @contextmanager
 def preserve_state(
-    model: nn.Module, *, batch_stats: bool | None = None, seed: int = 0, processes: Processes = SINGLE_PROCESS
+    model: nn.Module,
+    *,
+    batch_stats: bool | None = None,
+    seed: int = 0,
+    trained: Iterable[nn.Parameter] | None = None,
+    processes: Processes = SINGLE_PROCESS,
 ) -> Iterator[Callable[[], None]]:
     """Make the model the deterministic function that is trained; restore it afterwards, to the last bit.
 
@@ -35,6 +40,7 @@ def preserve_state(
         batch_stats: ``True``: BatchNorm uses the statistics of the batch; ``False``: the running statistics;
             ``None``: each BatchNorm keeps its own train/eval flag.
         seed: of the random generators inside.
+        trained: the parameters θ; all others are frozen inside. ``None``: all that require a gradient.
         processes: have copies of this model. Inside, all use the buffers of the first: in training each process updates
             its own statistics, and those of the first are saved.
 
@@ -52,11 +58,14 @@ def preserve_state(
         >>> int(model[0].num_batches_tracked), model[1].training
         (0, True)
     """
+    kept = None if trained is None else {id(p) for p in trained}
     snapshot = Snapshot(model)
     with isolated_rng(seed), eager(model):
         try:
             for parameter in model.parameters():
                 parameter.grad = None
+                if kept is not None and id(parameter) not in kept:
+                    parameter.requires_grad_(False)
             originals = _buffers_of_first_process(_buffers(model), processes)
             _lend_buffers(originals)
             _set_modes(model, batch_stats)

@@ -1,0 +1,300 @@
+"""Find the predictor f in the loss: the call of the model whose output the loss is computed from."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
+
+from lightning_normtheory.autodiff.graph import leaves, nodes_from
+from lightning_normtheory.callbacks.measurement.manual_step import StopStep, replaced
+
+__all__ = [
+    "CallOutput",
+    "RecordedCalls",
+    "captured_inputs",
+    "captured_output",
+    "depends_on",
+    "find_call",
+    "key_path",
+    "tensors_in",
+]
+
+# A key of a mapping, an index of a sequence, or the name of an attribute with a dot in front.
+Keys = tuple[Any, ...]
+# How deep to look into objects for tensors.
+_DEPTH = 4
+
+
+class Part(NamedTuple):
+    """A tensor in the output of a call.
+
+    Attributes:
+        keys: where it is.
+        axis: its axis of samples.
+    """
+
+    keys: Keys
+    axis: int
+
+
+class CallOutput(NamedTuple):
+    """The output of one call of a module, as a matrix (samples, outputs).
+
+    Attributes:
+        path: the module's name; empty for the LightningModule.
+        number: which of its calls, from 0.
+        parts: the tensors of the output that count; several are flattened and concatenated.
+    """
+
+    path: str
+    number: int
+    parts: tuple[Part, ...]
+
+    def select(self, output: Any) -> Tensor:
+        """Return the part of a call's output that counts, with the samples in front."""
+        found = [_get(output, part.keys).movedim(part.axis, 0) for part in self.parts]
+        return found[0] if len(found) == 1 else torch.cat([each.flatten(1) for each in found], 1)
+
+    def describe(self, calls: int) -> str:
+        """Describe the choice in a few words; ``calls`` is the number of calls of the module."""
+        what = "" if self.parts == (Part((), 0),) else " " + ", ".join(key_path(part.keys) for part in self.parts)
+        several = f", call {self.number + 1} of {calls}" if calls > 1 else ""
+        return f"the output{what.rstrip()} of {self.path or 'forward'}{several}"
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of a module's forward pass."""
+
+    module: nn.Module
+    path: str
+    number: int
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    parent: "Call | None"
+    outputs: list[tuple[Keys, Tensor, Any]] = dataclasses.field(default_factory=list)  # each with its node in the graph
+
+
+class RecordedCalls:
+    """Records every call of a forward pass of a module and its submodules.
+
+    Args:
+        stop_at: path and number of the call at which to stop the step, and whether before or after it; ``None``: record
+            all calls.
+    """
+
+    def __init__(self, stop_at: tuple[str, int] | None = None, *, before: bool = False) -> None:
+        self.calls: list[Call] = []
+        self.captured: Any = None
+        self._stop_at, self._before = stop_at, before
+        self._open: list[Call] = []
+        self._numbers: dict[str, int] = {}
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Record the calls inside the block, also those of ``module.forward`` by name, which has no hooks."""
+        with ExitStack() as stack:
+            for path, module in model.named_modules():
+                if self._stop_at is not None and path != self._stop_at[0]:
+                    continue
+                if not isinstance(module, torch.jit.ScriptModule):  # has no python code
+                    stack.enter_context(replaced(vars(module), "forward", self._wrap(path, module, module.forward)))
+            yield
+
+    def _wrap(self, path: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number = self._numbers.get(path, 0)
+            self._numbers[path] = number + 1
+            if self._stop_at is not None:
+                return self._run_until(number, forward, args, kwargs)
+            found = Call(module, path, number, (args, kwargs), self._open[-1] if self._open else None)
+            self.calls.append(found)
+            self._open.append(found)
+            try:
+                output = forward(*args, **kwargs)
+            finally:
+                self._open.pop()
+            found.outputs = [(keys, value, value.grad_fn) for keys, value in tensors_in(output)]
+            return output
+
+        return call
+
+    def _run_until(self, number: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        assert self._stop_at is not None
+        if number != self._stop_at[1]:
+            return forward(*args, **kwargs)
+        self.captured = (args, kwargs) if self._before else forward(*args, **kwargs)
+        raise StopStep
+
+
+def captured_inputs(model: nn.Module, call: CallOutput, step: Callable[[], Any]) -> tuple[tuple, dict[str, Any]]:
+    """Run a step up to a call, and return the arguments of the call."""
+    return _captured(model, call, step, before=True)
+
+
+def captured_output(model: nn.Module, call: CallOutput, step: Callable[[], Any]) -> Tensor:
+    """Run a step up to the end of a call, and return the output that counts."""
+    return call.select(_captured(model, call, step, before=False))
+
+
+def _captured(model: nn.Module, call: CallOutput, step: Callable[[], Any], *, before: bool) -> Any:
+    calls = RecordedCalls((call.path, call.number), before=before)
+    try:
+        with calls.watching(model):
+            step()
+    except StopStep:
+        if calls.captured is not None:
+            return calls.captured
+    raise RuntimeError(
+        f"Expected training_step to call {call.path or 'forward'} {call.number + 1} times, as on the first batch, but"
+        " it did not. Pass predict=, a function of the module and a batch that returns the outputs."
+    )
+
+
+def find_call(calls: Sequence[Call], loss: Tensor, theta: Collection[Tensor], samples: int) -> CallOutput | None:
+    """Find the call whose output is the predictor.
+
+    It is the first call of the module's own `forward` that the loss depends on. If there is none, it is the outermost
+    call of a submodule that the loss depends on and that feeds no other such call; the first of several. A call that
+    gives only scalars, a criterion, and a module whose parameters are all outside of θ do not count. If the loss
+    depends on no output, but on derivatives of one, any output that depends on θ does.
+
+    Args:
+        theta: the parameters that are trained.
+        samples: the number of samples in the batch.
+    """
+    ids = {id(p) for p in theta}
+    return _find(calls, set(nodes_from(loss.grad_fn)), ids, samples) or _find(calls, None, ids, samples)
+
+
+def _find(calls: Sequence[Call], below: set[Any] | None, ids: set[int], samples: int) -> CallOutput | None:
+    def usable(call: Call) -> list[tuple[Keys, Tensor, Any]]:
+        graph = [each for each in call.outputs if each[2] is not None and (below is None or each[2] in below)]
+        return [each for each in graph if _is_output(each[1], samples)]
+
+    def of(chosen: Call) -> CallOutput:
+        found = _last_of(usable(chosen))
+        inputs = [x for x in tree_leaves(chosen.arguments) if isinstance(x, Tensor)]
+        parts = [(keys, x, _sample_axis(x, inputs, samples)) for keys, x, _ in found]
+        rows = parts[0][1].shape[parts[0][2]]
+        same = tuple(Part(keys, axis) for keys, x, axis in parts if x.shape[axis] == rows)
+        return CallOutput(chosen.path, chosen.number, same)
+
+    for call in calls:
+        if call.path == "" and usable(call) and not _inside_own(call):
+            return of(call)
+    for criteria in (False, True):  # a criterion may contain the model
+        candidates = _outermost(calls, lambda call: bool(usable(call)) and _may_predict(call, ids), criteria)
+        ends = [{each[2] for each in usable(call)} for call in candidates]
+        upstream = [{node for end in each for node in nodes_from(end)} for each in ends]
+        for i, call in enumerate(candidates):
+            if not any(ends[i] & upstream[j] and not ends[i] & ends[j] for j in range(len(candidates)) if j != i):
+                return of(call)
+    return None
+
+
+def _inside_own(call: Call) -> bool:
+    parent = call.parent
+    while parent is not None and parent.path != "":
+        parent = parent.parent
+    return parent is not None
+
+
+def _outermost(calls: Sequence[Call], fits: Callable[[Call], bool], criteria: bool) -> list[Call]:
+    """Return the calls that fit and are not inside one that fits, nor inside a criterion unless wanted."""
+    found: list[Call] = []
+    for call in calls:
+        outer, parent = False, call.parent
+        while parent is not None and not outer:
+            outer = any(parent is other for other in found) or (not criteria and _is_criterion(parent))
+            parent = parent.parent
+        if not outer and fits(call):
+            found.append(call)
+    return found
+
+
+def _may_predict(call: Call, theta: Collection[int]) -> bool:
+    parameters = list(call.module.parameters())
+    return not _is_criterion(call) and (not parameters or any(id(p) in theta for p in parameters))
+
+
+def _is_criterion(call: Call) -> bool:
+    """Return whether a module compares: a loss, a metric, or a module without parameters and with several inputs."""
+    if isinstance(call.module, (nn.modules.loss._Loss, Metric)):
+        return True
+    if type(call.module).__name__.lower().endswith(("loss", "criterion")):
+        return True
+    tensors = [x for x in tree_leaves(call.arguments) if isinstance(x, Tensor)]
+    return len(tensors) > 1 and next(call.module.parameters(), None) is None and call.path != ""
+
+
+def _is_output(x: Tensor, samples: int) -> bool:
+    return x.is_floating_point() and x.dim() > 0 and (x.numel() > 1 or samples == 1)
+
+
+def _last_of(outputs: list[tuple[Keys, Tensor, Any]]) -> list[tuple[Keys, Tensor, Any]]:
+    """Drop the tensors from which other ones are computed, and repetitions."""
+    last: list[tuple[Keys, Tensor, Any]] = []
+    for i, (keys, x, node) in enumerate(outputs):
+        others = [other for j, other in enumerate(outputs) if j != i and other[2] is not node]
+        if any(node in set(nodes_from(other[2])) for other in others) or any(node is kept[2] for kept in last):
+            continue
+        last.append((keys, x, node))
+    return last
+
+
+def _sample_axis(x: Tensor, inputs: Sequence[Tensor], samples: int) -> int:
+    """Return the axis of an output that counts the samples of the batch."""
+    if x.shape[0] == samples:
+        return 0
+    for axis in range(1, x.dim()):  # the sequence in front: (positions, samples, features)
+        if x.shape[axis] == samples and any(i.dim() > axis and i.shape[axis] == samples for i in inputs):
+            return axis
+    # Several views of the samples, or nodes of graphs, one below the other.
+    return 0
+
+
+def tensors_in(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Tensor]]:
+    """Iterate over the tensors in lists, mappings and objects, each with the keys that lead to it.
+
+    Example:
+        >>> [keys for keys, _ in tensors_in({"logits": torch.ones(2), "states": [torch.ones(2), "x"]})]
+        [('logits',), ('states', 0)]
+    """
+    if isinstance(value, Tensor):
+        yield keys, value
+    elif len(keys) < _DEPTH:
+        if isinstance(value, Mapping):
+            inside = value.items()
+        elif isinstance(value, (tuple, list)):
+            inside = enumerate(value)  # type: ignore[assignment]
+        elif hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and not callable(value):
+            inside = ((f".{name}", item) for name, item in vars(value).items())  # type: ignore[assignment]
+        else:
+            return
+        for key, item in inside:
+            yield from tensors_in(item, (*keys, key))
+
+
+def _get(value: Any, keys: Keys) -> Any:
+    for key in keys:
+        value = getattr(value, key[1:]) if isinstance(key, str) and key.startswith(".") else value[key]
+    return value
+
+
+def key_path(keys: Keys) -> str:
+    """Write keys as python does: ``['states'][0]``, ``.loc``."""
+    return "".join(key if isinstance(key, str) and key.startswith(".") else f"[{key!r}]" for key in keys)
+
+
+def depends_on(arguments: Any, theta: Collection[Tensor]) -> bool:
+    """Return whether an argument of a call depends on a parameter."""
+    ids = {id(p) for p in theta}
+    found = (x for _, x in tensors_in(arguments) if x.requires_grad)
+    return any(id(leaf) in ids for x in found for leaf in leaves(x))

@@ -1,0 +1,206 @@
+"""Try the loss on the first batch of the probe: find the loss and the predictor, or say what is missing."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lightning_normtheory.callbacks.measurement.function import RETURNS, Findings, MeasuredFunction, call_training_step
+from lightning_normtheory.callbacks.measurement.manual_step import ManualStep
+from lightning_normtheory.callbacks.measurement.predictor import (
+    CallOutput,
+    RecordedCalls,
+    captured_inputs,
+    captured_output,
+    depends_on,
+    find_call,
+    key_path,
+    tensors_in,
+)
+from lightning_normtheory.callbacks.measurement.probe import ProbeBatch, describe
+from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.rng import isolated_rng
+from lightning_normtheory.model.checks import require_graph
+
+__all__ = ["example_of", "explore"]
+
+# How many values of batch_idx to try: a manual step may train one player in every n-th batch only.
+_BATCH_INDICES = 10
+
+
+def explore(function: MeasuredFunction, *, loss: bool, outputs: bool) -> Findings:
+    """Run the loss of the first batch, and find out what later measurements need to know.
+
+    The first process decides for all.
+
+    Args:
+        loss: whether a diagnostic needs the loss.
+        outputs: whether a diagnostic needs the outputs.
+
+    Raises:
+        ValueError: if a function that the user passed fails, or ``parameters=`` chooses nothing.
+    """
+    function.theta  # noqa: B018  # raises if the choice is wrong
+    findings = Findings()
+    with function.measuring():
+        for batch in function.batches[:1]:
+            findings = _Trial(function, batch).run(loss=loss, outputs=outputs)
+    return function.trainer.strategy.broadcast(findings) if function.processes.count > 1 else findings
+
+
+class _Trial:
+    def __init__(self, function: MeasuredFunction, batch: ProbeBatch) -> None:
+        self._function, self._batch = function, batch
+        self._theta = list(function.theta.values())
+
+    def run(self, *, loss: bool, outputs: bool) -> Findings:
+        function = self._function
+        if outputs and function.user_predict is not None:
+            self._try("predict", partial(function.outputs_of, self._batch))
+        if not loss and function.user_predict is not None:
+            return function.findings
+        calls = RecordedCalls()
+        try:
+            value = self._loss(calls)
+        except Exception as error:
+            if is_out_of_memory(error):
+                return self._with_half(loss=loss, outputs=outputs)
+            if function.user_loss is not None:
+                raise self._refusal("loss", error) from error
+            problem = f"its training_step could not be tried ({type(error).__name__}: {error})"
+            function.findings = Findings(loss_problem=problem, outputs_problem=problem)
+        else:
+            if function.user_predict is None and not function.findings.loss_problem:
+                self._find_predictor(calls, value)
+        if function.user_predict is not None:
+            function.findings.outputs_problem = ""
+        return function.findings
+
+    def _with_half(self, *, loss: bool, outputs: bool) -> Findings:
+        """Try fewer samples. What a single one has no memory for is reported by the measurements."""
+        halves = self._batch.halves()
+        if len(halves) == 1:
+            self._function.findings = Findings(outputs_problem="there is not enough memory to try its training_step")
+            return self._function.findings
+        self._batch = halves[0]
+        return self.run(loss=loss, outputs=outputs)
+
+    def _refusal(self, argument: str, error: Exception) -> ValueError:
+        return ValueError(
+            f"The {argument} of a probe batch ({describe(self._batch.data)}) could not be computed: "
+            f"{type(error).__name__}: {error}\nIf the model itself is right, pass {argument}=, a "
+            f"function of the module and a batch that returns {RETURNS[argument]}."
+        )
+
+    def _try(self, argument: str, trial: Any) -> None:
+        try:
+            trial()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise self._refusal(argument, error) from error
+
+    def _loss(self, calls: RecordedCalls) -> Tensor:
+        """Return the loss, and record the calls on the way to it."""
+        function = self._function
+        manual = function.user_loss is None and not function.model.automatic_optimization
+        if manual:
+            self._find_losses()
+            if function.findings.loss_problem:
+                return torch.zeros(())
+        data = self._begin()
+        with isolated_rng(), calls.watching(function.model) if function.user_predict is None else nullcontext():
+            value = function.loss_on(data, self._batch.index)
+        require_graph(value, "a loss")
+        return value
+
+    def _begin(self) -> Any:
+        data = self._function.on_device(self._batch)
+        self._function.reset_buffers()
+        return data
+
+    def _find_losses(self) -> None:
+        """Find the losses of θ among those that a manual step hands to backward."""
+        function = self._function
+        problem: str | None = None
+        for batch_idx in range(_BATCH_INDICES):
+            step = ManualStep()
+            data = self._begin()
+            with isolated_rng(), step.watching(function.trainer, function.model):
+                call_training_step(function.model, data, batch_idx)
+            found = step.losses_for(self._theta)
+            if not isinstance(found, str):
+                function.findings = Findings(losses=found, batch_idx=batch_idx)
+                return
+            problem = problem or found
+            if step.losses and len(step.used_by) > 1:  # every player was seen: another batch has nothing new
+                break
+        several = (
+            "Add a callback for each optimizer: parameters=0, prefix='first', and so on" if len(step.losses) > 1 else ""
+        )
+        function.findings = Findings(loss_problem=problem or "", outputs_problem=problem or "", remedy=several)
+
+    # -- the predictor -------------------------------------------------------------------------------------------------
+
+    def _find_predictor(self, calls: RecordedCalls, loss: Tensor) -> None:
+        function, samples = self._function, self._batch.samples
+        call = find_call(calls.calls, loss, self._theta, samples)
+        if call is None:
+            function.findings.outputs_problem = (
+                "training_step calls neither forward nor a submodule whose output the loss is computed from"
+            )
+            return
+        alike = [each for each in calls.calls if each.path == call.path]
+        arguments = next(each.arguments for each in alike if each.number == call.number)
+        chosen = replace(function.findings, call=call, predictor=call.describe(len(alike)))
+        function.findings = chosen
+        expected = self._output(call)
+        function.findings = replace(
+            chosen,
+            repeatable=not depends_on(arguments, self._theta) and self._repeats(call, expected),
+            as_samples=len(expected) == samples,
+        )
+        inputs = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
+        if function.findings.repeatable:
+            rows = [i for i, x in enumerate(inputs) if x.dim() > 0 and len(x) == len(expected)]
+            function.findings.rows_from = rows[0] if rows else None
+
+    def _output(self, call: CallOutput) -> Tensor:
+        data = self._begin()
+        with isolated_rng():
+            return captured_output(self._function.model, call, partial(self._function.run_loss, data)).detach()
+
+    def _repeats(self, call: CallOutput, expected: Tensor) -> bool:
+        """Return whether the call gives the same output outside of the step."""
+        function = self._function
+        data = self._begin()
+        try:
+            with isolated_rng():
+                args, kwargs = captured_inputs(function.model, call, partial(function.run_loss, data))
+                again = call.select(function.model.get_submodule(call.path)(*args, **kwargs)).detach()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False
+        # The same operations on the same numbers; a device may add in another order.
+        return again.shape == expected.shape and torch.allclose(again, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def example_of(data: Any, *, loss: bool, predict: bool) -> str:
+    """Return arguments that would name what is missing, in the form of this batch.
+
+    Example:
+        >>> example_of({"image": torch.zeros(2, 3), "label": torch.ones(2)}, loss=False, predict=True)
+        "predict=lambda module, batch: module(batch['image'])"
+    """
+    names = [f"batch{key_path(keys)}" for keys, _ in tensors_in(data)][:2] or ["batch"]
+    output = f"module({names[0]})"
+    texts = []
+    if loss:
+        texts.append(f"loss=lambda module, batch: criterion({output}, {names[-1]})")
+    if predict:
+        texts.append(f"predict=lambda module, batch: {output}")
+    return ", ".join(texts)
