@@ -136,7 +136,8 @@ def _warm_start(vector: Mapping[str, Tensor], space: FlatParameters) -> Tensor |
 
 
 def _edges(measurement: EpochMeasurement, value: float) -> dict[str, float]:
-    edges = edges_of_stability(measurement.trainer.optimizers)
+    theta = measurement.function.theta.values() if measurement.function.chosen else None
+    edges = edges_of_stability(measurement.trainer.optimizers, theta)
     if not edges:
         return {}
     nearest = min(edge.two_over_lr for edge in edges)

@@ -35,7 +35,14 @@ class MinWeightNormDiagnostic(Diagnostic):
             )
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
-        norms = unit_norms(self._layers)
+        layers = self._layers
+        if measurement.function.chosen:
+            theta = {id(p) for p in measurement.function.theta.values()}
+            weights = [each for each in layers.weights if any(id(p) in theta for p in each.module.parameters())]
+            layers = layers._replace(weights=tuple(weights))
+            if not weights:
+                raise ValueError("Expected a normalized layer among the chosen parameters, but there is none.")
+        norms = unit_norms(layers)
         metrics = {"min_weight_norm": smallest(norms)}
         for layer, norm in norms.items():
             metrics[layer_metric("weight_norm", layer, metrics)] = float(norm.min())
@@ -55,8 +62,7 @@ class MinWeightNorm(DiagnosticCallback):
     Under plain gradient descent (no momentum, no weight decay) w_min of WeightNorm layers cannot fall, since ∇_v L ⟂ v
     (DGM, eq. 2.3).
 
-    Raises:
-        ValueError: at fit start, if the model has no normalized layer.
+    A model without a normalized layer is trained without the callback, with a warning at fit start.
 
     The arguments are those of `DiagnosticCallback`.
 

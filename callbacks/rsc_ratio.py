@@ -68,8 +68,7 @@ class RSCRatio(DiagnosticCallback):
     where `torch.nn.MSELoss` averages.
 
     Raises:
-        ValueError: at fit start, for manual optimization without ``loss=``, a batch whose input cannot be found without
-            ``predict=``, or an empty loader.
+        ValueError: at fit start, if ``loss=`` or ``predict=`` fails on a batch, or the loader is empty.
 
     The arguments are those of `DiagnosticCallback`.
 

@@ -88,11 +88,11 @@ class Curvature:
 
         losses = [partial(loss_of, batch) for batch in function.batches]
         answers = {}
-        with function.measuring():
-            with LossHessian(function.theta, losses, memory=memory, processes=function.processes) as hessian:
-                for key, request in requests.items():
-                    begin = time.perf_counter()
-                    answers[key] = HessianAnswer(request.evaluate(hessian), time.perf_counter() - begin)
+        operator = LossHessian(function.theta, losses, memory=memory, processes=function.processes)
+        with function.measuring(), operator as hessian:
+            for key, request in requests.items():
+                begin = time.perf_counter()
+                answers[key] = HessianAnswer(request.evaluate(hessian), time.perf_counter() - begin)
         return answers
 
     def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> tuple[float, float]:

@@ -115,6 +115,11 @@ class MeasuredFunction:
         self._batch_stats = batch_stats
 
     @property
+    def chosen(self) -> bool:
+        """Whether θ is a choice of the user's, not all trained parameters."""
+        return self._parameters is not None
+
+    @property
     def theta(self) -> dict[str, nn.Parameter]:
         """The trained parameters that are measured, by name."""
         return choose_parameters(self.model, self.trainer.optimizers, self._parameters)

@@ -24,8 +24,13 @@ class Edge(NamedTuple):
     limit: float | None
 
 
-def edges_of_stability(optimizers: Iterable[torch.optim.Optimizer]) -> list[Edge]:
+def edges_of_stability(
+    optimizers: Iterable[torch.optim.Optimizer], parameters: Iterable[torch.Tensor] | None = None
+) -> list[Edge]:
     """Compute the edge of stability of every parameter group that has a learning rate η.
+
+    Args:
+        parameters: leave out groups that hold none of these; ``None``: keep all groups.
 
     On a quadratic of curvature λ, SGD is stable while
 
@@ -38,9 +43,10 @@ def edges_of_stability(optimizers: Iterable[torch.optim.Optimizer]) -> list[Edge
         [Edge(group='SGD', two_over_lr=20.0, limit=30.0)]
     """
     edges: list[Edge] = []
+    wanted = None if parameters is None else {id(p) for p in parameters}
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
-            if "lr" in group:
+            if "lr" in group and (wanted is None or any(id(p) in wanted for p in group["params"])):
                 plain = f"{type(optimizer).__name__}{number if len(optimizer.param_groups) > 1 else ''}"
                 # Keep only characters that a dashboard allows in metric names.
                 readable = re.sub(r"[^\w-]", "_", str(group.get("name", plain)))
