@@ -10,7 +10,6 @@ from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.generalization_gap import Gap
-from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.measuring.processes import FailedElsewhereError
 from lightning_normtheory.model.layers import batch_norm_layers
 from lightning_normtheory.theorems.generalization import generalization_bound
@@ -41,7 +40,6 @@ class RademacherBoundDiagnostic(Diagnostic):
         if x_norm is not None and not 0 <= x_norm < math.inf:
             raise ValueError(f"Expected x_norm to be a norm that no input exceeds, but got {x_norm!r}.")
         self._delta, self._x_norm = delta, x_norm
-        self._warned: set[str] = set()
         self._initial: Tensor | None = None  # V_0 of a network of BN's form
 
     def start(self, measurement: EpochMeasurement) -> None:
@@ -49,6 +47,7 @@ class RademacherBoundDiagnostic(Diagnostic):
         self._initial = None if isinstance(form, str) else form.v.detach().cpu().clone()
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+        self.reasons: dict[str, str] = {}
         metrics = self._bounds(measurement)
         gap = self._gap(measurement)
         if gap is not None:
@@ -67,19 +66,17 @@ class RademacherBoundDiagnostic(Diagnostic):
         problem, n = measurement.theory.problem, measurement.training_samples
         reason = _why_not(problem, n)
         if reason:
-            self.explained = frozenset({_BOUND})
-            self._warn(f"{_BOUND} is NaN: {reason}.")
+            self.reasons[_BOUND] = reason
             return {_BOUND: math.nan}
         assert not isinstance(problem.complexity, str)
         assert n is not None
-        self.explained = frozenset()
         x_norm = problem.x_norm if self._x_norm is None else self._x_norm
         metrics = {
             _BOUND: self._batchnorm_lemma(measurement, n) or problem.complexity.rademacher(n, x_norm),
             "rademacher_x_norm": x_norm,
         }
         if not isinstance(problem.loss, KnownLoss):
-            self._warn(f"There is no generalization bound: {problem.loss}. {_BOUND} needs no loss.")
+            self.reasons[f"{_GAP}_bound"] = problem.loss
             return metrics
         loss = problem.loss
         if loss.is_square and measurement.theory.target_matrix is not None:
@@ -92,7 +89,7 @@ class RademacherBoundDiagnostic(Diagnostic):
             return measurement.generalization_gap
         # The loss cannot read a validation batch, here or in another process; the bounds do not need it.
         except (ValueError, FailedElsewhereError) as error:
-            self._warn(f"{_GAP}_gap is not measured. {error}", f"{_GAP}_gap")
+            self.reasons[f"{_GAP}_gap"] = str(error).rstrip(".")
             return None
 
     def _batchnorm_lemma(self, measurement: EpochMeasurement, n: int) -> float | None:
@@ -109,13 +106,6 @@ class RademacherBoundDiagnostic(Diagnostic):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._initial = state.get("initial")
-
-    def _warn(self, message: str, topic: str = "") -> None:
-        """Warn once per topic, by default per message: an error text may name a different sample every time."""
-        topic = topic or message
-        if topic not in self._warned:
-            self._warned.add(topic)
-            warn(message)
 
 
 def _prediction_loss(measurement: EpochMeasurement) -> float | None:

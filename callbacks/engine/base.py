@@ -34,6 +34,8 @@ from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitia
 
 __all__ = ["DiagnosticCallback"]
 
+_NOT_FINITE = "a loss, gradient or weight is not finite"
+
 
 class DiagnosticCallback(ReportingCallback):
     """Measures `diagnostics` at the end of training epochs, without changing the run.
@@ -303,6 +305,7 @@ class DiagnosticCallback(ReportingCallback):
         measured: dict[str, float] | None = None
         if diagnostic.needs_probe and self.probe.collecting:  # resumed with only the end of an epoch left to do
             self._warn_once("probe", f"{self.prefix} has no samples to measure on yet: this epoch is logged as NaN.")
+            self._explain(diagnostic, (), {diagnostic.key: "there are no samples to measure on yet"})
         else:
             measured = self._guarded(diagnostic, measurement, diagnostic.measure)
         if measured is None:
@@ -327,14 +330,18 @@ class DiagnosticCallback(ReportingCallback):
             error = error or FailedElsewhereError()
         if error is not None:
             try:
-                self._report_failure(diagnostic.key, error, measurement.processes)
+                self._report_failure(diagnostic, error, measurement.processes)
             finally:
                 error = None  # the error holds this frame: without this, both would keep all tensors of the measurement
             return None
-        bad = [key for key, value in (result or {}).items() if math.isnan(value) and key not in diagnostic.explained]
-        if bad:
-            message = f"{self.prefix}/{bad[0]} is NaN: a loss, gradient or weight is not finite. Training continues."
-            self._warn_once(diagnostic.key, message)
+        measured: dict[str, float] = result or {}
+        reasons = dict.fromkeys((name for name, value in measured.items() if math.isnan(value)), _NOT_FINITE)
+        reasons |= diagnostic.reasons
+        self._explain(diagnostic, measured, reasons)
+        for reason in dict.fromkeys(reasons.values()):
+            name = next(name for name, why in reasons.items() if why == reason)
+            message = f"{self.prefix}/{name} {'is NaN' if name in measured else 'is not logged'}: {reason}."
+            self._warn_once(f"{name}, NaN or missing", message)
         return result
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -354,6 +361,7 @@ class DiagnosticCallback(ReportingCallback):
             "validation_probe": self._validation_probe.state_dict() if self._validation_probe is not None else None,
             "diagnostics": {each.key: self._collect(each, each.state_dict) for each in self._diagnostics},
             "budget": self._budget.state_dict(),
+            "reasons": self._fit.reasons,
         }
         return stored_once(state)
 
@@ -374,6 +382,7 @@ class DiagnosticCallback(ReportingCallback):
         if not changed.keys() & {"loss", "predict", "probe", "seed"}:
             self._facts = KnownFacts.from_state(state_dict)
         self._budget.load_state_dict(state_dict.get("budget", {}))
+        self._fit.reasons = state_dict.get("reasons", {})
         self._fit.epochs_ended = state_dict.get("ended")
         self._fit.phase = Phase.RESUMED if state_dict.get("begun", True) else Phase.FRESH
 
@@ -392,6 +401,9 @@ class DiagnosticCallback(ReportingCallback):
             "on_error": self.on_error,
             "max_overhead": self.max_overhead,
         }
+
+    def _notes(self) -> dict[str, Any]:
+        return {**super()._notes(), **({"samples": self.probe.used} if self._needs_probe else {})}
 
     def _uses_batch_statistics(self, pl_module: LightningModule) -> bool:
         """Return whether a BatchNorm uses batch statistics: for the loss, or because it keeps no running ones."""

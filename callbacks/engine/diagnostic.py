@@ -1,6 +1,7 @@
 """`Diagnostic`: one quantity of the theory, free of Lightning's hooks."""
 
 from collections.abc import Collection, Container, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from torch import nn
@@ -40,7 +41,7 @@ class Diagnostic:
         metrics: the metrics that it is expected to log, without the prefix. When a measurement fails, these and the
             metrics of the last measurement are logged as NaN.
         title: its name in one to three words, for the progress display.
-        explained: metrics whose NaN the diagnostic has explained itself.
+        reasons: why a metric of the last measurement is NaN or missing, as a clause, where the diagnostic knows it.
         needs_probe: whether it uses samples; if not, any loader and any batch will do.
         needs_loss: whether it uses the loss of a batch.
         needs_outputs: whether it uses the outputs of a batch.
@@ -51,7 +52,7 @@ class Diagnostic:
     key: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     title: ClassVar[str] = "measuring"
-    explained: frozenset[str] = frozenset()
+    reasons: Mapping[str, str] = MappingProxyType({})
     needs_probe: ClassVar[bool] = True
     needs_loss: ClassVar[bool] = True
     needs_outputs: ClassVar[bool] = False

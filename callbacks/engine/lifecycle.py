@@ -36,13 +36,14 @@ class FitState:
             say.
         logged: the metrics that each diagnostic logged last, by its key.
         header_notes: what the last header in the run's file says about the diagnostics.
-        reasons: why a metric is NaN or a diagnostic is left out, by its name.
         warned: the topics of the warnings given so far; each is given once.
+        reasons: why a metric is NaN or not measured, by its name without prefix, as of the last measurement. The key of
+            a diagnostic that failed or was left out stands for all its metrics.
     """
 
     phase: Phase = Phase.FRESH
     epochs_ended: int | None = 0
     logged: dict[str, tuple[str, ...]] = field(default_factory=dict)
     header_notes: dict[str, Any] | None = None
-    reasons: dict[str, str] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
+    reasons: dict[str, str] = field(default_factory=dict)

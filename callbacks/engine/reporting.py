@@ -2,7 +2,7 @@
 
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from pytorch_lightning import LightningModule, Trainer
@@ -16,6 +16,7 @@ from lightning_normtheory.callbacks.output import run_file, wandb
 from lightning_normtheory.callbacks.output.fit_end import conclude
 from lightning_normtheory.measuring.processes import FailedElsewhereError, Processes
 from lightning_normtheory.measuring.snapshot import Snapshot
+from lightning_normtheory.record.wording import first_lines
 
 __all__ = ["ReportingCallback"]
 
@@ -85,11 +86,19 @@ class ReportingCallback(HostCallback):
             self._fit.warned.add(key)
             warn(message)
 
-    def _report_failure(self, name: str, error: Exception, processes: Processes) -> None:
+    def _explain(self, diagnostic: Diagnostic, measured: Iterable[str], reasons: Mapping[str, str]) -> None:
+        """Replace the reasons of a diagnostic's metrics, of which it has just measured some."""
+        replaced = {diagnostic.key, *diagnostic.metrics, *self._fit.logged.get(diagnostic.key, ()), *measured}
+        kept = {name: why for name, why in self._fit.reasons.items() if name not in replaced}
+        self._fit.reasons = kept | dict(reasons)
+
+    def _report_failure(self, diagnostic: Diagnostic, error: Exception, processes: Processes) -> None:
         """Report the failure of a diagnostic once, in the process that knows the reason; or raise it."""
         if self.on_error == "raise":
             raise error
-        message = f"{self.prefix}/{name} failed and is logged as NaN: {type(error).__name__}: {error}"
+        name, reason = diagnostic.key, first_lines(f"{type(error).__name__}: {error}")
+        self._explain(diagnostic, (), {name: reason})
+        message = f"{self.prefix}/{name} failed and is logged as NaN: {reason}"
         if isinstance(error, FailedElsewhereError):
             self._warn_once(name, message)
             return
@@ -120,13 +129,19 @@ class ReportingCallback(HostCallback):
         if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
-        notes = {name: note for each in self._active for name, note in self._collect(each, each.notes).items()}
+        notes = self._notes()
         try:
             about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
-            run_file.write(trainer, about, metrics, users, epoch=epoch, first=notes != self._fit.header_notes)
+            reasons = {self._metric_name(name): why for name, why in self._fit.reasons.items()}
+            first = notes != self._fit.header_notes
+            run_file.write(trainer, about, metrics, users, reasons, epoch=epoch, first=first)
             self._fit.header_notes = notes
         except Exception as error:  # noqa: BLE001  # such as a full disk
             self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training continues without it.")
+
+    def _notes(self) -> dict[str, Any]:
+        """Return facts for the header of the file. They may become known in the course of a run."""
+        return {name: note for each in self._active for name, note in self._collect(each, each.notes).items()}
 
     def _collect(self, diagnostic: Diagnostic, method: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what a diagnostic has for the file or the checkpoint; empty if it fails, since neither may be lost."""

@@ -102,6 +102,11 @@ class Probe:
     def __repr__(self) -> str:
         return f"Probe(samples={self.samples}, seed={self.seed})"
 
+    @property
+    def used(self) -> int:
+        """The number of samples that it holds: fewer than asked for in a small dataset, more after whole batches."""
+        return sum(batch.samples for batch in self._batches)
+
     def prepare(self, trainer: Trainer) -> None:
         """Read the samples, or get ready to copy them from the passing batches."""
         source, iterables = self._find(trainer)

@@ -43,6 +43,7 @@ def write(
     about: Mapping[str, Any],
     metrics: Mapping[str, float],
     user_metrics: Mapping[str, float],
+    reasons: Mapping[str, str],
     *,
     epoch: int,
     first: bool,
@@ -51,6 +52,8 @@ def write(
 
     Args:
         about: what the header holds besides the run and the versions.
+        reasons: why metrics are NaN or missing, by their names: all that hold in this epoch, not only new ones, since a
+            file mixes the rows of several callbacks and of resumed runs.
         epoch: the epoch that was measured.
         first: whether this is the callback's first row in this fit, or the header has changed: then the header is
             written before it, unless the file has the same one already, as in a resumed run.
@@ -66,6 +69,8 @@ def write(
         "metrics": metrics,
         "user_metrics": user_metrics,
     }
+    if reasons:
+        row["reasons"] = reasons
     run = f"{path.parent.name}/{path.name}"
     header = {"run": run, "versions": versions(), "max_epochs": trainer.max_epochs, **about}
     jsonl.append(path / "normtheory.jsonl", header, row, first)

@@ -6,13 +6,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lightning_normtheory.record import jsonl
+from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.record.options import read_options
 from lightning_normtheory.record.theorem_status import TheoremStatus
 
 __all__ = ["History", "Row", "merge", "read_histories", "read_history"]
+
+T = TypeVar("T")
 
 
 class Row(NamedTuple):
@@ -22,6 +25,7 @@ class Row(NamedTuple):
         metrics: of the callbacks with the history's prefix, which is removed; names of layers begin with ``layers/``.
         users: what the run logged itself, such as ``val_loss``.
         logged: all metrics by their full names, including those of other prefixes.
+        reasons: why metrics are NaN or missing; the main metric of a diagnostic stands for all metrics of it.
     """
 
     epoch: int
@@ -30,6 +34,7 @@ class Row(NamedTuple):
     metrics: dict[str, float]
     users: dict[str, float]
     logged: Mapping[str, float] = MappingProxyType({})
+    reasons: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class History:
         path: of normtheory.jsonl.
         run: its name, ``<logger name>/<version>``.
         prefix: of the metrics' names.
-        settings: those of each callback.
+        settings: those of each callback, and ``samples``: how many it measured on, which may be fewer than ``probe``.
         versions: of the packages.
         theorems: which of them apply to the network.
         optimizers: their classes, if a callback recorded them.
@@ -48,6 +53,7 @@ class History:
         max_epochs: the limit of the run; ``None`` without one.
         options: of the command line, such as ``{"model.width": 64}``; empty without a readable config.yaml.
         source: where the training data came from, if the run recorded it.
+        measured: the loss, the predictor and the parameters that were measured, in words.
     """
 
     path: Path
@@ -61,6 +67,7 @@ class History:
     max_epochs: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     source: str = ""
+    measured: dict[str, str] = field(default_factory=dict)
 
     def series(self, name: str) -> dict[int, float]:
         """Return the values of a metric by epoch. The prefix ``users/`` selects what the run logged itself.
@@ -88,6 +95,24 @@ class History:
             ({'a': 3.0}, {'a': 1.0, 'b': 2.0}, {})
         """
         return next((row.metrics for row in reversed(self.rows) if row.metrics.keys() >= set(names)), {})
+
+    def reason(self, name: str) -> str:
+        """Return why a metric is NaN, or missing, in the last epoch that has a reason; empty if none is known.
+
+        Example:
+            >>> row = Row(0, 1, 0.0, {}, {}, reasons={"hessian_lambda_max": "no memory", "loss_ratio": "L is negative"})
+            >>> history = History(Path(), "", "", rows=[row])
+            >>> [history.reason(name) for name in ("hessian_lambda_max_residual", "loss_ratio", "ntk_lambda_min")]
+            ['no memory', 'L is negative', '']
+        """
+        for row in reversed(self.rows):
+            if name in row.reasons:
+                return row.reasons[name]
+            if math.isnan(row.metrics.get(name, math.nan)):
+                for other, why in row.reasons.items():
+                    if find_metric(name).callback == find_metric(other).callback:
+                        return why
+        return ""
 
     def names(self) -> list[str]:
         """Return the names of all metrics, in the order of their first appearance."""
@@ -176,7 +201,8 @@ def _history(
         if _prefix(header) == prefix:
             # The last header wins: a resumed run may have a callback with different settings.
             known.update({key: value for key, value in header.items() if value})
-            settings[header.get("settings", {}).get("callback", "")] = header.get("settings", {})
+            of = header.get("settings", {})
+            settings[of.get("callback", "")] = {**of, **{key: header[key] for key in ("samples",) if header.get(key)}}
     theorems = [
         TheoremStatus(row["theorem"], row["verdict"], tuple(row["reasons"])) for row in known.get("theorems", [])
     ]
@@ -188,10 +214,18 @@ def _history(
         known.get("versions", {}),
         tuple(theorems),
         tuple(known.get("optimizers", [])),
-        [row._replace(metrics=_own(prefix, row.metrics), logged={**row.users, **row.metrics}) for row in rows],
+        [
+            row._replace(
+                metrics=_own(prefix, row.metrics),
+                logged={**row.users, **row.metrics},
+                reasons=_own(prefix, row.reasons),
+            )
+            for row in rows
+        ],
         known["max_epochs"] if known.get("max_epochs", -1) > 0 else None,
         options,
         source,
+        known.get("measured", {}),
     )
 
 
@@ -212,8 +246,10 @@ def merge(lines: Iterable[Mapping[str, Any]]) -> list[Row]:
     for line in lines:
         row = rows.get(line["epoch"], Row(line["epoch"], 0, 0.0, {}, {}))
         row.metrics.update(line["metrics"])
+        reasons = {name: why for name, why in row.reasons.items() if name not in line["metrics"]}
         row.users.update({name: value for name, value in line["user_metrics"].items() if name not in measured})
-        rows[row.epoch] = row._replace(step=line.get("step", 0), time=line.get("time", 0.0))
+        reasons |= line.get("reasons", {})
+        rows[row.epoch] = row._replace(step=line.get("step", 0), time=line.get("time", 0.0), reasons=reasons)
         _add_seconds(line["metrics"], row.metrics, seconds.setdefault(row.epoch, {}))
     return [row for _, row in sorted(rows.items())]
 
@@ -226,7 +262,7 @@ def _add_seconds(of: Mapping[str, float], total: dict[str, float], parts: dict[s
             total[name] = sum(value for part, value in parts.items() if part.startswith(f"{name} "))
 
 
-def _own(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+def _own(prefix: str, metrics: Mapping[str, T]) -> dict[str, T]:
     """Select the metrics with a prefix, and remove it."""
     own = {}
     for name, value in metrics.items():

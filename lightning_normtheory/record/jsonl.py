@@ -51,8 +51,9 @@ def read(path: str | Path) -> Iterator[dict[str, Any]]:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "normtheory.jsonl")
         >>> append(path, {"run": "demo"}, {"epoch": 0, "metrics": {"normtheory/rsc_ratio": float("nan")}})
-        >>> list(read(path))
-        [{'schema': 1, 'run': 'demo'}, {'epoch': 0, 'metrics': {'normtheory/rsc_ratio': nan}, 'user_metrics': {}}]
+        >>> list(read(path))  # doctest: +NORMALIZE_WHITESPACE
+        [{'schema': 1, 'run': 'demo'},
+         {'epoch': 0, 'metrics': {'normtheory/rsc_ratio': nan}, 'user_metrics': {}, 'reasons': {}}]
     """
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -62,6 +63,7 @@ def read(path: str | Path) -> Iterator[dict[str, Any]]:
                     parsed["epoch"] = int(parsed["epoch"])
                     for group in ("metrics", "user_metrics"):
                         parsed[group] = {name: float(value) for name, value in parsed.get(group, {}).items()}
+                    parsed["reasons"] = {name: str(why) for name, why in parsed.get("reasons", {}).items()}
             except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
                 continue
             if isinstance(parsed, dict) and isinstance(parsed.get("settings", {}), dict):

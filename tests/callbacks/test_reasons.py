@@ -1,0 +1,96 @@
+"""Why a number is NaN or missing is in the file, in the row of its epoch, and not only in a warning."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, RSCRatio
+from lightning_normtheory.callbacks.output import run_file
+from lightning_normtheory.record.history import read_histories
+
+from support.lit import Classifier, loader, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def fitted(callback, module=None, **options):
+    """Return the trainer after a fit, and the history in its file."""
+    run = trainer([callback], **{"max_epochs": 2, **options})
+    run.fit(module or Classifier("wn"), loader())
+    return run, read_histories(run_file.folder(run) / "normtheory.jsonl")[0]
+
+
+class NaNInEpoch1(Classifier):
+    """A loss that is NaN in one epoch; the weights stay finite."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * math.nan if self.current_epoch == 1 else loss
+
+    def on_after_backward(self):
+        for p in self.parameters():
+            p.grad.nan_to_num_()
+
+
+def test_a_reason_is_in_the_row_of_its_epoch_only():
+    _, history = fitted(NormTheory(), NaNInEpoch1("wn"), max_epochs=3)
+    before, broken, after = (row.reasons for row in history.rows)
+    assert broken["rsc_ratio"] == broken["loss"] == "a loss, gradient or weight is not finite"
+    assert broken["hessian_lambda_max"].startswith("FloatingPointError: Expected a finite loss, but batch 0 gives nan")
+    assert not before
+    assert set(after) == {"loss_ratio", "certificate_rate_measured"}  # relative to the loss of the epoch before
+    assert history.reason("rsc_ratio") == broken["rsc_ratio"]
+
+
+def test_every_nan_has_a_reason():
+    def fails(module, batch):
+        if module.trainer.current_epoch:
+            raise RuntimeError("no such kernel\n" + "  at a.cu\n" * 200)
+        return module(batch[0])
+
+    _, history = fitted(NormTheory(predict=fails))
+    nan = [name for name, value in history.rows[-1].metrics.items() if math.isnan(value)]
+    assert {"rsc_ratio", "loss", "ntk_lambda_min", "rademacher_bound", "certificate_rate_measured"} <= set(nan)
+    assert {history.reason(name) for name in nan} == {"RuntimeError: no such kernel\nat a.cu …"}
+    assert math.isfinite(history.last("hessian_lambda_max"))
+    assert not history.reason("hessian_lambda_max")
+
+
+def test_a_diagnostic_that_is_left_out_says_why():
+    _, history = fitted(NormTheory(), Classifier("plain"))
+    assert "min_weight_norm" not in history.names()
+    assert all("WeightNorm" in row.reasons["min_weight_norm"] for row in history.rows)
+
+
+def test_a_checkpoint_keeps_the_reasons(tmp_path):
+    run, history = fitted(NormTheory(), Classifier("plain"))
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    (state,) = (
+        value
+        for key, value in torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"].items()
+        if key.startswith("NormTheory")
+    )
+    assert state["reasons"] == history.rows[-1].reasons
+    fresh = NormTheory()
+    fresh.load_state_dict(state)
+    assert fresh.state_dict()["reasons"] == state["reasons"]
+
+
+def test_two_callbacks_keep_their_reasons_apart():
+    callbacks = [RSCRatio(), HessianTopEigenvalue(prefix="other")]
+    run = trainer(callbacks, max_epochs=2)
+    run.fit(NaNInEpoch1("wn"), loader())
+    first, second = read_histories(run_file.folder(run) / "normtheory.jsonl")
+    assert "rsc_ratio" in first.rows[1].reasons
+    assert "hessian_lambda_max" not in first.rows[1].reasons
+    assert list(second.rows[1].reasons) == ["hessian_lambda_max"]
+    assert not second.reason("rsc_ratio")
+
+
+@pytest.mark.parametrize("asked", [8, 10**6])
+def test_the_file_has_the_number_of_samples_used(asked):
+    run, history = fitted(RSCRatio(probe=asked), max_epochs=1)
+    (settings,) = history.settings
+    assert settings["probe"] == asked
+    assert settings["samples"] == min(asked, len(run.train_dataloader.dataset))
