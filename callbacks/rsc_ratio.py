@@ -33,6 +33,8 @@ class RSCRatioDiagnostic(Diagnostic):
         }
         if not measurement.function.findings.outputs_problem:
             metrics["mean_predictor_grad_norm_sq"] = rsc.mean_predictor_grad_norm_sq
+        failure = measurement.outputs_failure
+        self.reasons = {"mean_predictor_grad_norm_sq": failure} if failure else {}
         if self._last_loss is not None:
             metrics["loss_ratio"] = rsc.loss / self._last_loss if self._last_loss != 0 else math.nan
         self._last_loss = rsc.loss

@@ -403,7 +403,14 @@ class DiagnosticCallback(ReportingCallback):
         }
 
     def _notes(self) -> dict[str, Any]:
-        return {**super()._notes(), **({"samples": self.probe.used} if self._needs_probe else {})}
+        if not self._needs_probe:
+            return super()._notes()
+        measured = {
+            "loss": _function_name(self.loss, "training_step"),
+            "predictor": self._findings.predictor or _function_name(self.predict, "unknown"),
+            "parameters": describe_choice(self.parameters),
+        }
+        return {**super()._notes(), "samples": self.probe.used, "measured": measured}
 
     def _uses_batch_statistics(self, pl_module: LightningModule) -> bool:
         """Return whether a BatchNorm uses batch statistics: for the loss, or because it keeps no running ones."""
