@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lightning_normtheory.autodiff.graph import refuse_reentrant_checkpoints
 from lightning_normtheory.linalg.inner_products import exact_dot
 from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_output_samples, list_batches, require_graph, trainable_parameters
 
 __all__ = ["RSC", "add_gradients", "gradients_of", "rsc_from_sums", "rsc_of_one_batch", "rsc_ratio", "zero_gradient"]
@@ -61,11 +62,12 @@ def rsc_ratio(
     sizes = [p.numel() for p in parameters.values()]
     loss_sum, loss_gradient, predictor_gradient = 0.0, zero_gradient(parameters), zero_gradient(parameters)
     samples = outputs = 0
-    with preserve_state(model, batch_stats=batch_stats) as reset_buffers, torch.enable_grad():
-        for x, y in list_batches(batches):
-            reset_buffers()
-            output = model(x)
-            value = loss(output, y)
+    with preserve_state(model, batch_stats=batch_stats) as reset_state, torch.enable_grad():
+        for index, (x, y) in enumerate(list_batches(batches)):
+            reset_state()
+            with isolated_rng(index):  # the same random numbers as in the products with the Hessian
+                output = model(x)
+                value = loss(output, y)
             n = count_output_samples(output)
             add_gradients(loss_gradient, gradients_of(value, parameters, retain_graph=True), n, sizes)
             add_gradients(predictor_gradient, gradients_of(output.sum(), parameters), 1, sizes)

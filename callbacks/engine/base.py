@@ -171,9 +171,8 @@ class DiagnosticCallback(ReportingCallback):
     def _explore(self, function: MeasuredFunction) -> None:
         """Find loss and predictor. Leave out the diagnostics that need an unknown one, with one warning."""
         loss = any(diagnostic.needs_loss for diagnostic in self._active)
-        outputs = any(diagnostic.needs_outputs for diagnostic in self._active)
         self._explored = True
-        self._findings = found = function.findings = explore(function, loss=loss, outputs=outputs)
+        self._findings = found = function.findings = explore(function, loss=loss)
         no_loss, no_outputs = bool(found.loss_problem), bool(found.outputs_problem)
         missing = [
             each for each in self._active if (each.needs_loss and no_loss) or (each.needs_outputs and no_outputs)
@@ -440,6 +439,7 @@ class DiagnosticCallback(ReportingCallback):
             validation=self._validation_probe,
             facts=self._facts,
             hessian_requests={key: request for key, request in requests.items() if request is not None},
+            strict=self.on_error == "raise",
         )
 
 

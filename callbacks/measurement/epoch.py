@@ -30,6 +30,7 @@ class EpochMeasurement:
         validation: the samples for the generalization gap, if any.
         facts: what earlier epochs found out about the samples and the loss; this epoch adds to it.
         hessian_requests: what the diagnostics need of the loss's Hessian, by their keys.
+        strict: whether outputs that fail also fail `rsc`, whose loss and gradient need none.
 
     Attributes:
         trainer: the run's trainer.
@@ -38,7 +39,7 @@ class EpochMeasurement:
         curvature: answers to the requests about the loss's Hessian, and the predictor's Hessian.
         kernels: tangent kernels.
         theory: what the theorems ask: structure, inputs, targets, recognized loss, step size.
-        outputs_failure: why the outputs could not be computed for `rsc`, whose loss and gradient need none.
+        outputs_failure: why the outputs could not be computed for `rsc`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class EpochMeasurement:
         validation: ValidationProbe | None,
         facts: KnownFacts,
         hessian_requests: Mapping[str, HessianRequest],
+        strict: bool = False,
     ) -> None:
         self.function = function
         self.trainer, self.model, self.processes = function.trainer, function.model, function.processes
@@ -56,6 +58,7 @@ class EpochMeasurement:
         self.theory = TheoryInputs(function, facts)
         self._validation = validation
         self.outputs_failure = ""
+        self._strict = strict
 
     @cached_property
     def loss(self) -> float:
@@ -124,7 +127,7 @@ class EpochMeasurement:
             output = self.function.outputs_of(batch)
             return output.numel(), gradients_of(output.sum(), parameters)
         except Exception as error:
-            if is_out_of_memory(error):
+            if self._strict or is_out_of_memory(error):
                 raise
             self.outputs_failure = f"the outputs failed: {type(error).__name__}: {error}"
             return math.nan, []

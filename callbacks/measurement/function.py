@@ -22,6 +22,7 @@ from lightning_normtheory.callbacks.measurement.silence import muted
 from lightning_normtheory.callbacks.measurement.theta import ParameterChoice, choose_parameters
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import has_samples
@@ -42,6 +43,8 @@ BatchFunction = Callable[[Any, Any], Tensor]
 RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a tensor (samples, outputs)"}
 # Relative difference between the loss of a batch and that of its halves that rounding explains: float32 errs by 1e-6.
 _SAME_LOSS = 1e-4
+# The seed of the batch-transfer hooks of the first batch. The loss draws other numbers, from smaller seeds.
+_TRANSFER_SEED = 2**31
 
 
 @dataclass
@@ -88,10 +91,10 @@ class MeasuredFunction:
     Attributes:
         batches: this process's batches of the probe; `retry_smaller` may halve them.
         all_batches: all batches of the probe, the same in every process.
-        reset_buffers: inside `measuring`, restores the model's buffers before the next forward pass.
+        reset_state: inside `measuring`, resets the model before the next forward pass, see `preserve_state`.
     """
 
-    reset_buffers: Callable[[], None]
+    reset_state: Callable[[], list[Tensor]]
 
     def __init__(
         self,
@@ -155,7 +158,7 @@ class MeasuredFunction:
                 muted(self.trainer, self.model),
                 preserve_state(
                     self.model, batch_stats=batch_stats, trained=self.theta.values(), processes=self.processes
-                ) as self.reset_buffers,
+                ) as self.reset_state,
                 self.trainer.precision_plugin.forward_context(),
                 torch.autocast(self.model.device.type, enabled=False),  # mixed precision has the weights in full
                 torch.enable_grad(),
@@ -227,10 +230,18 @@ class MeasuredFunction:
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def fresh(self, batch: ProbeBatch) -> Iterator[None]:
+        """Reset the model and seed the random generators by the batch, so that every evaluation of the loss or of its
+        derivatives, in any number of processes, sees the same state and the same draws."""
+        self.reset_state()
+        with isolated_rng(batch.first):
+            yield
+
     def loss_of(self, batch: ProbeBatch) -> Tensor:
         """Return the mean loss of a probe batch, a scalar; inside `measuring`."""
-        self.reset_buffers()
-        return self.loss_on(self.on_device(batch), batch.index)
+        with self.fresh(batch):
+            return self.loss_on(self.on_device(batch), batch.index)
 
     def loss_on(self, data: Any, index: int) -> Tensor:
         """Return the mean loss of a batch on the device; ``index`` is its ``batch_idx``."""
@@ -264,20 +275,21 @@ class MeasuredFunction:
 
     def outputs_of(self, batch: ProbeBatch) -> Tensor:
         """Return the outputs (samples, …) of a probe batch; inside `measuring`."""
-        inputs = self.inputs_of(batch)
-        self.reset_buffers()
-        return self.outputs(self.model, inputs)
+        with self.fresh(batch):
+            inputs = self.inputs_on(self.on_device(batch))
+            self.reset_state()
+            return self.outputs(self.model, inputs)
 
     def inputs_of(self, batch: ProbeBatch) -> Any:
         """Return what the predictor is a function of; inside `measuring`: the arguments of its call, or the batch."""
-        return self.inputs_on(self.on_device(batch))
+        with self.fresh(batch):
+            return self.inputs_on(self.on_device(batch))
 
     def inputs_on(self, data: Any) -> Any:
         """Return what the predictor is a function of, for a batch on the device."""
         call = self.findings.call
         if self.user_predict is not None or call is None or not self.findings.repeatable:
             return data
-        self.reset_buffers()
         return captured_inputs(self.model, call, partial(self.run_loss, data))
 
     def outputs(self, model: nn.Module, inputs: Any) -> Tensor:
@@ -323,7 +335,7 @@ class MeasuredFunction:
             return samples
         if self.findings.rows_from is not None:
             return len([x for x in tree_leaves(inputs) if isinstance(x, Tensor)][self.findings.rows_from])
-        self.reset_buffers()
+        self.reset_state()
         with torch.no_grad():
             return len(self.outputs(self.model, inputs))
 
@@ -342,7 +354,9 @@ class MeasuredFunction:
 
         ``None`` if there is not exactly one input tensor, or not a row of outputs for each sample.
         """
-        inputs = self.inputs_on(data)
+        self.reset_state()
+        with isolated_rng():
+            inputs = self.inputs_on(data)
         if inputs is data:
             parts = batch_parts(data, samples)
             return None if parts is None else (inputs, parts)
@@ -371,9 +385,10 @@ class MeasuredFunction:
         data = copy.deepcopy(batch.data)
         if batch.transferred:
             return self.model.transfer_batch_to_device(data, self.model.device, 0)
-        data = self.trainer.precision_plugin.convert_input(data)
-        data = self.model._on_before_batch_transfer(data, dataloader_idx=0)
-        return self.trainer.strategy.batch_to_device(data, dataloader_idx=0)
+        with isolated_rng(_TRANSFER_SEED + batch.first):
+            data = self.trainer.precision_plugin.convert_input(data)
+            data = self.model._on_before_batch_transfer(data, dataloader_idx=0)
+            return self.trainer.strategy.batch_to_device(data, dataloader_idx=0)
 
     # -- sums over processes -------------------------------------------------------------------------------------------
 

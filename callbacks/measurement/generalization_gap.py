@@ -96,11 +96,11 @@ def measure_gap(function: MeasuredFunction, probe: ValidationProbe | None) -> Ga
 
 
 def _validation_loss(function: MeasuredFunction, batch: ProbeBatch) -> Tensor:
-    function.reset_buffers()
     try:
-        with _validating(function.trainer):
-            data = function.on_device(batch)
-        return function.loss_on(data, batch.index)
+        with function.fresh(batch):
+            with _validating(function.trainer):
+                data = function.on_device(batch)
+            return function.loss_on(data, batch.index)
     except Exception as error:
         if is_out_of_memory(error):
             raise

@@ -13,6 +13,7 @@ from lightning_normtheory.architecture.operations import Operation, opaque
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.probe import describe
+from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.batches import joined
 from lightning_normtheory.model.checks import some_samples
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss, same_loss
@@ -73,7 +74,7 @@ class TheoryInputs:
                 facts.x_norms = self._x_norms()
             loss = self._identify_loss()
             if isinstance(loss, KnownLoss) and facts.perturbed_loss is None:
-                facts.perturbed_loss = self._identify_perturbed_loss()
+                facts.perturbed_loss = self._identify_loss(perturbed=True)
         # A loss that differs at other parameters has a term that happens to be zero at these.
         if isinstance(loss, KnownLoss) and facts.perturbed_loss is not None:
             loss = same_loss([loss, facts.perturbed_loss])
@@ -108,8 +109,8 @@ class TheoryInputs:
         parts = found[1]
 
         def forward(x: Tensor) -> Tensor:
-            function.reset_buffers()
-            return function.outputs(function.model, parts.with_input(x))
+            with function.fresh(batch):
+                return function.outputs(function.model, parts.with_input(x))
 
         return record_forward(function.model, parts.x, forward)
 
@@ -121,8 +122,12 @@ class TheoryInputs:
         together = torch.cat(norms) if len(norms) == len(found) else torch.tensor([math.nan])
         return float(together.min()), float(together.max())
 
-    def _identify_loss(self) -> KnownLoss | str:
-        """Recognize the loss by its value on some samples, at every measurement: it may change in training."""
+    def _identify_loss(self, *, perturbed: bool = False) -> KnownLoss | str:
+        """Recognize the loss by its value on some samples, at every measurement: it may change in training.
+
+        Args:
+            perturbed: whether at perturbed parameters.
+        """
         function = self._function
         found = []
         for batch in function.all_batches[:_LOSS_BATCHES]:
@@ -133,20 +138,23 @@ class TheoryInputs:
                 return "the loss is unknown: its batches are not pairs of inputs and targets"
             inputs, (_, y, _) = parts
             with torch.no_grad():
-                function.reset_buffers()
-                loss = float(function.loss_on(data, batch.index))
-                function.reset_buffers()
-                outputs = function.outputs(function.model, inputs)
+                with function.fresh(batch):
+                    if perturbed:
+                        self._perturb()
+                    loss = float(function.loss_on(data, batch.index))
+                with function.fresh(batch):
+                    if perturbed:
+                        self._perturb()
+                    outputs = function.outputs(function.model, inputs)
             found.append(identify_loss(loss, outputs.reshape(len(outputs), -1), y.to(outputs.device)))
         return same_loss(found)
 
-    def _identify_perturbed_loss(self) -> KnownLoss | str:
-        """Recognize the loss at perturbed parameters; the end of the measurement restores them."""
-        with torch.no_grad():
+    def _perturb(self) -> None:
+        """Perturb the parameters, in the same way each time; the next reset restores them."""
+        with isolated_rng():
             for parameter in self._function.model.parameters():
                 if parameter.is_floating_point():
                     parameter.add_(0.1 * torch.randn_like(parameter) * parameter.abs().mean().clamp_min(0.1))
-        return self._identify_loss()
 
     def targets(self, samples: int) -> Tensor | None:
         """Return the labels of the first samples of the probe; ``None`` if they cannot be told from the inputs."""
@@ -197,7 +205,7 @@ class TheoryInputs:
             x = function.input_in(inputs, n)
             if others or x is None:
                 return "the input cannot be identified in its batches, or they are of different forms"
-            function.reset_buffers()
+            function.reset_state()
             network.norm.training = True  # use the statistics of these samples; `measuring` restores the flag
             return batchnorm_form(function.model, x.flatten(1), function.outputs(function.model, inputs))
 

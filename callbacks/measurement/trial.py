@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -23,7 +24,6 @@ from lightning_normtheory.callbacks.measurement.predictor import (
 )
 from lightning_normtheory.callbacks.measurement.probe import ProbeBatch, describe
 from lightning_normtheory.measuring.memory import is_out_of_memory
-from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import require_graph
 
 __all__ = ["example_of", "explore"]
@@ -32,14 +32,13 @@ __all__ = ["example_of", "explore"]
 _BATCH_INDICES = 10
 
 
-def explore(function: MeasuredFunction, *, loss: bool, outputs: bool) -> Findings:
+def explore(function: MeasuredFunction, *, loss: bool) -> Findings:
     """Run the loss of the first batch, and find out what later measurements need to know.
 
     The first process decides for all.
 
     Args:
         loss: whether a diagnostic needs the loss.
-        outputs: whether a diagnostic needs the outputs.
 
     Raises:
         ValueError: if a function that the user passed fails, or ``parameters=`` chooses nothing.
@@ -48,7 +47,7 @@ def explore(function: MeasuredFunction, *, loss: bool, outputs: bool) -> Finding
     findings = Findings()
     with function.measuring():
         for batch in function.batches[:1]:
-            findings = _Trial(function, batch).run(loss=loss, outputs=outputs)
+            findings = _Trial(function, batch).run(loss=loss)
     return function.trainer.strategy.broadcast(findings) if function.processes.count > 1 else findings
 
 
@@ -57,9 +56,9 @@ class _Trial:
         self._function, self._batch = function, batch
         self._theta = list(function.theta.values())
 
-    def run(self, *, loss: bool, outputs: bool) -> Findings:
+    def run(self, *, loss: bool) -> Findings:
         function = self._function
-        if outputs and function.user_predict is not None:
+        if function.user_predict is not None:
             self._try("predict", partial(function.outputs_of, self._batch))
         if not loss and function.user_predict is not None:
             return function.findings
@@ -68,7 +67,7 @@ class _Trial:
             value = self._loss(calls)
         except Exception as error:
             if is_out_of_memory(error):
-                return self._with_half(loss=loss, outputs=outputs)
+                return self._with_half(loss=loss)
             if function.user_loss is not None:
                 raise self._refusal("loss", error) from error
             problem = f"its training_step could not be tried ({type(error).__name__}: {error})"
@@ -80,14 +79,14 @@ class _Trial:
             function.findings.outputs_problem = ""
         return function.findings
 
-    def _with_half(self, *, loss: bool, outputs: bool) -> Findings:
+    def _with_half(self, *, loss: bool) -> Findings:
         """Try fewer samples. What a single one has no memory for is reported by the measurements."""
         halves = self._batch.halves()
         if len(halves) == 1:
             self._function.findings = Findings(outputs_problem="there is not enough memory to try its training_step")
             return self._function.findings
         self._batch = halves[0]
-        return self.run(loss=loss, outputs=outputs)
+        return self.run(loss=loss)
 
     def _refusal(self, argument: str, error: Exception) -> ValueError:
         return ValueError(
@@ -111,16 +110,37 @@ class _Trial:
             self._find_losses()
             if function.findings.loss_problem:
                 return torch.zeros(())
-        data = self._begin()
-        with isolated_rng(), calls.watching(function.model) if function.user_predict is None else nullcontext():
+        watching = calls.watching(function.model) if function.user_predict is None else nullcontext()
+        data = function.on_device(self._batch)
+        with function.fresh(self._batch), watching:
             value = function.loss_on(data, self._batch.index)
         require_graph(value, "a loss")
+        self._check_state(value.detach())
         return value
 
-    def _begin(self) -> Any:
-        data = self._function.on_device(self._batch)
-        self._function.reset_buffers()
-        return data
+    def _check_state(self, first: Tensor) -> None:
+        """Evaluate the loss again, and warn if it depends on what cannot be reset, or changes trained parameters."""
+        function = self._function
+        step = "loss=" if function.user_loss else "training_step"
+        moved = {id(tensor) for tensor in function.reset_state()}
+        names = [name for name, p in function.theta.items() if id(p) in moved]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            rank_zero_warn(
+                f"{step} itself changes trained parameters ({names[0]}{more}). Loss, gradient and Hessian are measured"
+                " at the values that it sets, starting from those at the end of the epoch."
+            )
+        with torch.no_grad():
+            second = function.loss_of(self._batch)
+        # Memory that is aligned differently, and kernels of other devices, may change the order of a sum.
+        rounding = max(16 * torch.finfo(first.dtype).eps, 0.0 if first.device.type == "cpu" else 1e-4)
+        if abs(float(first) - float(second)) > rounding * abs(float(first)):
+            rank_zero_warn(
+                f"{step} gave {float(first):.6g}, and then {float(second):.6g} for the same batch, weights and random"
+                " numbers: it depends on state outside the module, which cannot be restored. Metrics of the loss"
+                f" mix such states. Keep the state in the module, or pass{' another' if function.user_loss else ''}"
+                " loss=."
+            )
 
     def _find_losses(self) -> None:
         """Find the losses of θ among those that a manual step hands to backward."""
@@ -128,8 +148,8 @@ class _Trial:
         problem: str | None = None
         for batch_idx in range(_BATCH_INDICES):
             step = ManualStep()
-            data = self._begin()
-            with isolated_rng(), step.watching(function.trainer, function.model):
+            data = function.on_device(self._batch)
+            with function.fresh(self._batch), step.watching(function.trainer, function.model):
                 call_training_step(function.model, data, batch_idx)
             found = step.losses_for(self._theta)
             if not isinstance(found, str):
@@ -169,17 +189,19 @@ class _Trial:
             function.findings.rows_from = rows[0] if rows else None
 
     def _output(self, call: CallOutput) -> Tensor:
-        data = self._begin()
-        with isolated_rng():
-            return captured_output(self._function.model, call, partial(self._function.run_loss, data)).detach()
+        function = self._function
+        data = function.on_device(self._batch)
+        with function.fresh(self._batch):
+            return captured_output(function.model, call, partial(function.run_loss, data)).detach()
 
     def _repeats(self, call: CallOutput, expected: Tensor) -> bool:
         """Return whether the call gives the same output outside of the step."""
         function = self._function
-        data = self._begin()
+        data = function.on_device(self._batch)
         try:
-            with isolated_rng():
+            with function.fresh(self._batch):
                 args, kwargs = captured_inputs(function.model, call, partial(function.run_loss, data))
+                function.reset_state()
                 again = call.select(function.model.get_submodule(call.path)(*args, **kwargs)).detach()
         except Exception as error:
             if is_out_of_memory(error):

@@ -17,7 +17,7 @@ from lightning_normtheory.autodiff.second_derivatives import (
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.preserve import preserve_state
-from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes
+from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_output_samples, list_batches, require_graph, trainable_parameters
@@ -87,10 +87,10 @@ def hessian_operator(
 
     parameters = trainable_parameters(model)
     batches = list_batches(batches)
-    with preserve_state(model, batch_stats=batch_stats) as reset_buffers, torch.enable_grad():
+    with preserve_state(model, batch_stats=batch_stats) as reset_state, torch.enable_grad():
 
         def loss_of(x: Any, y: Any) -> tuple[Tensor, int]:
-            reset_buffers()
+            reset_state()
             output = model(x)
             return loss(output, y), count_output_samples(output)
 
@@ -109,7 +109,8 @@ class LossHessian:
         parameters: θ by name.
         losses: one function per batch that returns the batch's mean loss and its number of samples.
         memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` rebuilds it, batch by batch, for
-            each product. A single process that runs out of memory switches from ``"high"`` to ``"low"``.
+            each product. ``"high"`` becomes ``"low"`` if a single process runs out of memory, or if the loss of one
+            batch writes to tensors that the graph of another one needs.
         processes: the processes that hold the other batches; gradient and products are sums over all of them.
     """
 
@@ -162,7 +163,11 @@ class LossHessian:
         if vector.shape != (self.space.size,):
             raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
         _ = self.gradient  # counts the samples
-        part = self._processes.run_on_all(partial(self._weighted_product, vector.detach()))
+        part = self._processes.run_on_all(partial(self._part_of_product, vector.detach()))
+        if isinstance(part, Refusal):
+            self._memory = "low"
+            self._graphs.clear()
+            part = self._processes.run_on_all(partial(self._weighted_product, vector.detach()))
         product = self._processes.sum(part)
         # Test the sum first, which is quicker. It may also overflow where every entry is finite.
         if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
@@ -232,6 +237,15 @@ class LossHessian:
         with self._weights.in_backward(), twice_differentiable():
             gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)
         return _GradientGraph(loss, samples, leaves, gradients)
+
+    def _part_of_product(self, vector: Tensor) -> Tensor | Refusal:
+        """Refuse if a graph is no longer valid, since the loss of a later batch has written to a tensor in it."""
+        try:
+            return self._weighted_product(vector)
+        except RuntimeError as error:
+            if self._memory == "low" or "modified by an inplace operation" not in str(error):
+                raise
+            return Refusal(0)
 
     def _weighted_product(self, vector: Tensor) -> Tensor:
         tangents = self.space.views(vector)

@@ -91,7 +91,7 @@ def predictor_hessian(
     """
     check_options(method="lanczos", which="magnitude", tol=tol, max_hvps=max_hvps, memory="high")
     parameters = trainable_parameters(model)
-    with preserve_state(model, batch_stats=batch_stats) as reset_buffers, torch.enable_grad():
+    with preserve_state(model, batch_stats=batch_stats) as reset_state, torch.enable_grad():
         together = model(x)
         n = count_output_samples(together)
         if n == 0:
@@ -99,6 +99,7 @@ def predictor_hessian(
         k, asked = together[0].numel(), n if first is None else min(first, n)
         coupled = with_batch_statistics(model) or not _alone_as_together(model, parameters, x, together)
         del together
+        reset_state()
         if not coupled:
             try:
                 with warnings.catch_warnings():  # torch itself uses what it has deprecated
@@ -109,7 +110,7 @@ def predictor_hessian(
                 pass  # out of memory, or an operation without vmap or forward mode: continue one by one below
 
         def output(i: int, h: int) -> tuple[Tensor, int]:
-            reset_buffers()
+            reset_state()
             if coupled:
                 return model(x).reshape(n, k)[i, h], 1
             return model(some_samples(x, n, slice(i, i + 1))).reshape(k)[h], 1

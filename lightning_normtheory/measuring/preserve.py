@@ -3,11 +3,11 @@
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
@@ -28,7 +28,7 @@ def preserve_state(
     seed: int = 0,
     trained: Iterable[nn.Parameter] | None = None,
     processes: Processes = SINGLE_PROCESS,
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[Callable[[], list[Tensor]]]:
     """Make the model the deterministic function that is trained; restore it afterwards, to the last bit.
 
     Dropout and all other layers that behave differently in training are switched off, except those that normalize with
@@ -45,8 +45,10 @@ def preserve_state(
             its own statistics, and those of the first are saved.
 
     Yields:
-        A function that resets the model's buffers to their initial state. Called before each batch, it lets all batches
-        start from the same state, and keeps the graph of one batch valid when the next batch writes to the buffers.
+        A function that resets everything inside the model to the state at the beginning of the block: parameters,
+        buffers, python attributes. Called before each batch, it lets all batches start from the same state. It returns
+        the parameters and other tensors that had changed; a graph that needs one of them fails afterwards. Buffers are
+        replaced by new copies, so that graphs which need the old ones stay valid.
 
     Example:
         >>> import torch
@@ -59,17 +61,31 @@ def preserve_state(
         (0, True)
     """
     kept = None if trained is None else {id(p) for p in trained}
-    snapshot = Snapshot(model)
     with isolated_rng(seed), eager(model):
+        snapshot = Snapshot(model)
         try:
-            for parameter in model.parameters():
-                parameter.grad = None
-                if kept is not None and id(parameter) not in kept:
-                    parameter.requires_grad_(False)
             originals = _buffers_of_first_process(_buffers(model), processes)
-            _lend_buffers(originals)
-            _set_modes(model, batch_stats)
-            yield partial(_lend_buffers, originals)
+
+            def set_up() -> None:
+                for parameter in model.parameters():
+                    parameter.grad = None
+                    if kept is not None and id(parameter) not in kept:
+                        parameter.requires_grad_(False)
+                _lend_buffers(originals)
+                _set_modes(model, batch_stats)
+
+            def reset_state() -> list[Tensor]:
+                changed = snapshot.restore()
+                for tensor in changed:
+                    # Writing through `data`, as a step may do and the snapshot does, leaves no trace: without this, a
+                    # graph kept from an earlier batch would be differentiated at the values of a later one.
+                    if not tensor.is_inference():
+                        increment_version(tensor)
+                set_up()
+                return changed
+
+            set_up()
+            yield reset_state
         finally:
             snapshot.restore()
 

@@ -43,7 +43,7 @@ class Snapshot:
         >>> layer.history = [1.0]
         >>> before = Snapshot(layer)
         >>> _ = layer(torch.randn(8, 2)); layer.history.append(2.0)
-        >>> before.restore()
+        >>> _ = before.restore()
         >>> layer.running_mean.tolist(), int(layer.num_batches_tracked), layer.history
         ([0.0, 0.0], 0, [1.0])
     """
@@ -51,6 +51,7 @@ class Snapshot:
     def __init__(self, *roots: Any, arrays: bool = True) -> None:
         self._arrays = arrays
         self._undo: list[Callable[[], object]] = []
+        self._changed: list[Tensor] = []
         # Keeps the objects alive, so that each id stays that of one object.
         self._seen: dict[int, Any] = {}
         # An explicit stack: user objects may be nested deeper than python's recursion limit.
@@ -61,12 +62,16 @@ class Snapshot:
                 self._seen[id(value)] = value
                 stack.extend(self._remember(value))
 
-    def restore(self) -> None:
+    def restore(self) -> list[Tensor]:
         """Restore everything that has changed since, and raise the first error at the end, if there was one.
 
         An interrupt is deferred until all is restored.
+
+        Returns:
+            The tensors whose contents had changed.
         """
         errors = []
+        self._changed = []
         with uninterrupted():
             for undo in self._undo:
                 try:
@@ -75,6 +80,7 @@ class Snapshot:
                     errors.append(error)
         if errors:
             raise errors[0]
+        return self._changed
 
     def _remember(self, value: Any) -> Iterable[Any]:
         """Record how to restore ``value`` and return its contents."""
@@ -105,11 +111,13 @@ class Snapshot:
 
         def undo() -> None:
             if tensor.layout != torch.strided:
-                tensor.data = memory if saved is None else saved
+                tensor.data = memory if saved is None else saved.clone()
             elif _layout(tensor) != _layout(memory):
                 tensor.data = memory
-            if saved is not None and not _same_bits(memory, saved):
+                self._changed.append(tensor)
+            if saved is not None and tensor.layout == torch.strided and not _same_bits(memory, saved):
                 memory.copy_(saved)
+                self._changed.append(tensor)
             if flag is not None:
                 tensor.requires_grad_(flag)
                 tensor.grad = gradient
@@ -198,8 +206,6 @@ def _layout(tensor: Tensor) -> tuple:
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Equality under which a NaN equals itself and 0.0 is not -0.0."""
-    if a.layout != torch.strided:
-        return False
     # Eight bytes at a time if the memory allows it.
     unit = torch.int64 if a.numel() * a.element_size() % 8 == 0 and a.data_ptr() % 8 == 0 else torch.uint8
     return torch.equal(*(x.contiguous().reshape(-1).view(unit) for x in (a, b)))

@@ -106,8 +106,8 @@ def tangent_kernel_of_batches(
     def measure(dtype: torch.dtype | None) -> TangentKernel:
         device = next(iter(model.parameters())).device.type
         without_autocast = torch.autocast(device, enabled=False)
-        with preserve_state(model, batch_stats=batch_stats) as reset_buffers, torch.enable_grad(), without_autocast:
-            return _measure(model, reset_buffers, batches, outputs, dtype, layers, seen, processes)
+        with preserve_state(model, batch_stats=batch_stats) as reset_state, torch.enable_grad(), without_autocast:
+            return _measure(model, reset_state, batches, outputs, dtype, layers, seen, processes)
 
     lowest = min((p.dtype for p in model.parameters() if p.requires_grad), key=lambda d: d.itemsize)
     found = processes.run_on_all(lambda: measure(torch.float32 if dtype is None and lowest.itemsize < 4 else dtype))
@@ -129,7 +129,7 @@ def tangent_kernel_of_batches(
 
 def _measure(
     model: nn.Module,
-    reset_buffers: Callable[[], None],
+    reset_state: Callable[[], object],
     batches: Sequence[SampleBatch],
     outputs: Outputs,
     dtype: torch.dtype | None,
@@ -142,7 +142,7 @@ def _measure(
         converted = Converted(model, dtype)
     if dtype is not None:
         batches = [batch.to(dtype) for batch in batches]
-    network = Network(model, reset_buffers, converted)
+    network = Network(model, reset_state, converted)
     task = KernelTask(network, batches, outputs, layers, processes)
     source, blocks = retry_with_less(lambda divisor: compute_kernel(replace(task, divisor=divisor)), processes)
     return _result(network, source, blocks, outputs, seen or batches)

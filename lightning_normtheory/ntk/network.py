@@ -70,21 +70,21 @@ class Network:
     """f, with the parameters with respect to which it is differentiated.
 
     Args:
-        reset_buffers: puts the model's buffers back into the state in which every forward pass begins.
+        reset_state: puts the model back into the state in which every forward pass begins.
         converted: the parameters in another precision, if the model's own is not used.
     """
 
-    def __init__(self, model: nn.Module, reset_buffers: Callable[[], None], converted: Converted | None = None) -> None:
+    def __init__(self, model: nn.Module, reset_state: Callable[[], object], converted: Converted | None = None) -> None:
         self.model = model
         self.weights = RecordingWeights()
-        self._reset_buffers, self._converted = reset_buffers, converted
+        self._reset_state, self._converted = reset_state, converted
         self._begin()
         roles = _roles(model)
         self.parameters = [_leaf(name, p, roles) for name, p in trainable_parameters(model).items()]
         self._weight_leaves: dict[int, Leaf] = {}
 
     def _begin(self) -> None:
-        self._reset_buffers()
+        self._reset_state()
         if self._converted is not None:
             self._converted.apply()
 

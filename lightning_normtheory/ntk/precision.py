@@ -15,7 +15,7 @@ class Converted:
     hooks on its gradient, among them those with which processes exchange gradients.
 
     Args:
-        model: call `Converted.apply` now, and again whenever its buffers have been replaced.
+        model: call `Converted.apply` now, and again whenever its state has been reset.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -24,6 +24,8 @@ class Converted:
         self._lent = {id(p): nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad) for p in self._originals}
 
     def apply(self) -> None:
+        for original in self._originals:
+            self._lent[id(original)].data.copy_(original)  # the last forward pass may have written to it
         for module in self._model.modules():
             for place in (module._parameters, vars(module)):
                 for name, value in list(place.items()):
