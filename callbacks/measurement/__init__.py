@@ -6,7 +6,7 @@
 * `kernels`: tangent kernels.
 * `theory`: what the theorems ask: structure, inputs, targets, recognized loss; facts that later epochs reuse.
 * `generalization_gap`: validation loss minus training loss.
-* `probe`: the training samples; `validation_probe`: the validation samples.
+* `probe`: the training samples; `validation_probe`: the validation samples; `population`: what they are drawn from.
 * `batch_parts`: finds input and targets in a batch.
 * `rsc_metric`: sums for the RSC ratio over batches and processes.
 * `ranks`: several processes that fail and continue together.

@@ -11,7 +11,7 @@ from lightning_normtheory.callbacks.measurement.curvature import Curvature, Hess
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.generalization_gap import Gap, measure_gap
 from lightning_normtheory.callbacks.measurement.kernels import Kernels
-from lightning_normtheory.callbacks.measurement.probe import ProbeBatch, count_training_samples
+from lightning_normtheory.callbacks.measurement.probe import ProbeBatch
 from lightning_normtheory.callbacks.measurement.rsc_metric import RSCMetric
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts, TheoryInputs
 from lightning_normtheory.callbacks.measurement.validation_probe import ValidationProbe
@@ -143,5 +143,5 @@ class EpochMeasurement:
 
     @property
     def training_samples(self) -> int | None:
-        """n, the size of the training set; ``None`` if unknown, as for an iterable dataset."""
-        return count_training_samples(self.trainer)
+        """n, the number of samples that are trained on; ``None`` if unknown, as for an iterable dataset."""
+        return self.function.training_samples

@@ -91,6 +91,7 @@ class MeasuredFunction:
     Attributes:
         batches: this process's batches of the probe; `retry_smaller` may halve them.
         all_batches: all batches of the probe, the same in every process.
+        training_samples: n, see `Probe`.
         reset_state: inside `measuring`, resets the model before the next forward pass, see `preserve_state`.
     """
 
@@ -112,6 +113,7 @@ class MeasuredFunction:
         self.processes = processes_of(trainer)
         self.batches = probe.batches(trainer.global_rank, trainer.world_size)
         self.all_batches = probe.batches(0, 1)
+        self.training_samples = probe.training_samples
         self.user_loss, self.user_predict = loss, predict
         self.findings = findings
         self._parameters = parameters

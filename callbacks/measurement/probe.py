@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, zip_longest
+from itertools import accumulate, chain, zip_longest
 from typing import Any, ClassVar
 
 import torch
@@ -11,15 +11,16 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from lightning_normtheory.callbacks.measurement.population import Population, find_population
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
-from lightning_normtheory.model.checks import some_samples
+from lightning_normtheory.model.checks import map_leaves, some_samples
 
-__all__ = ["Probe", "ProbeBatch", "count_samples", "count_training_samples"]
+__all__ = ["Probe", "ProbeBatch", "count_samples"]
 
-Chunks = list[list[int]]
+Chunks = list[list[Any]]
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,16 @@ class ProbeBatch:
 class Probe:
     """A fixed set of training samples, the same in every epoch, for any number of processes, and after a resume.
 
-    * A dataset with an index is read once, at fixed indices, when the training starts. The draw is uniform over the
-      dataset, not over what a weighted sampler prefers, except that a `SubsetRandomSampler` limits it to its subset.
-      Augmentation is done once, under a private seed.
-    * From an iterable dataset the first training batches are copied as they pass. No second iterator is created.
+    * A dataset with an index is read once, at fixed indices, when the training starts. They are drawn without
+      replacement from the samples that are trained on: those that a `SubsetRandomSampler` names, or, if the order is
+      fixed, those of the first batches under ``overfit_batches`` and ``limit_train_batches``. A custom sampler is run
+      for one epoch, and restored. Augmentation is done once, under a private seed.
+    * The draw is uniform, except that each draw follows the weights of a `WeightedRandomSampler`: the trained loss is
+      the mean with these weights, and a uniform draw would estimate another one. No sample is drawn twice, since the
+      tangent kernel of equal samples is singular. So the more of the samples of positive weight the probe takes, the
+      more evenly it takes them.
+    * From an iterable dataset, and where the samples of a sampler are unknown (it holds an iterator), the first
+      training batches are copied as they pass. No second iterator is created.
 
     Batches are cut at the training loader's batch size, since the statistics of a BatchNorm depend on the cut. A last
     batch of a single sample, for which BatchNorm has no variance, joins the batch before it.
@@ -72,6 +79,10 @@ class Probe:
     Args:
         samples: the number of samples, in total over all processes.
         seed: the seed of the draw and of the augmentation. Probes with equal arguments hold equal samples.
+
+    Attributes:
+        training_samples: n, the number of samples that are trained on, of which the probe holds some; ``None`` if it is
+            unknown: before `prepare`, for an iterable dataset, a custom loader, and a dataset of whole batches.
 
     Example:
         >>> Probe(samples=128)
@@ -90,6 +101,7 @@ class Probe:
         self.samples = samples
         self.seed = seed
         self.collecting = False
+        self.training_samples: int | None = None
         self._batches: list[ProbeBatch] = []
         self._chunks: list[Chunks] = []
         self._source: Any = None
@@ -109,21 +121,25 @@ class Probe:
 
     def prepare(self, trainer: Trainer) -> None:
         """Read the samples, or get ready to copy them from the passing batches."""
-        source, iterables = self._find(trainer)
+        source, iterables, limit = self._find(trainer)
         if source is self._source:
             return  # prepared by another callback that shares this probe
         self._source = source
         restored, self._restored = self._restored, False
         self.collecting = False
+        loaders, structure = tree_flatten(iterables)
+        populations = [find_population(loader, limit, trainer.world_size) for loader in loaders]
+        self.training_samples = _count(loaders, populations)
         if restored and self._batches:
             self.collecting = bool(self._restored_data)
             return  # the checkpoint holds copies
-        loaders, structure = tree_flatten(iterables)
-        if not all(_has_index(loader) for loader in loaders):
+        known = [each for each in populations if each is not None]
+        if len(known) < len(loaders) or not all(_has_index(loader) for loader in loaders):
             self._start_collecting()
             return
         if not (restored and self._fits(loaders)):
-            self._chunks = [_draw(loader, self.samples, self.seed) for loader in loaders]
+            draws = [population.draw(self.samples, self.seed) for population in known]
+            self._chunks = [_cut(loader, indices) for loader, indices in zip(loaders, draws)]
         read = self._read_all(loaders, trainer)
         if read is None:
             self._start_collecting()
@@ -138,9 +154,9 @@ class Probe:
             for i, (_, samples) in enumerate(read[0])
         ]
 
-    def _find(self, trainer: Trainer) -> tuple[Any, Any]:
-        """Return an object that identifies the source of the samples, and its loaders."""
-        return trainer.fit_loop._combined_loader, trainer.train_dataloader
+    def _find(self, trainer: Trainer) -> tuple[Any, Any, float]:
+        """Return an object that identifies the source of the samples, its loaders, and the batches of an epoch."""
+        return trainer.fit_loop._combined_loader, trainer.train_dataloader, trainer.num_training_batches
 
     def _read_all(self, loaders: list[DataLoader], trainer: Trainer) -> list[list[tuple[Any, int]]] | None:
         """Read the batches of every loader; ``None`` if a process could not."""
@@ -171,7 +187,7 @@ class Probe:
         self._batches, self._chunks, self._restored_data = [], [], []
 
     def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
-        """Copy a passing batch, until there are enough samples.
+        """Copy a passing batch, until there are enough samples. A batch that cannot be copied is left out.
 
         Args:
             position: epoch and index of the batch: each callback that shares the probe passes it on.
@@ -179,12 +195,18 @@ class Probe:
         if position == self._collected:
             return
         self._collected, self._alone = position, world_size == 1
-        if self._restored_data:
-            copied = _to_cpu(batch)
-            if any(_same(copied, restored) for restored in self._restored_data):
-                return
-        if sum(held.samples for held in self._batches) * world_size < self.samples:
-            self._batches.append(ProbeBatch(_to_cpu(copy.deepcopy(batch)), count_samples(batch), transferred=True))
+        if sum(held.samples for held in self._batches) * world_size >= self.samples:
+            return
+        try:
+            copied = _to_cpu(copy.deepcopy(batch))
+        except Exception as error:  # noqa: BLE001  # does not stop the training
+            rank_zero_warn(
+                f"A {self._part} batch could not be copied ({type(error).__name__}: {error}). Nothing is measured on"
+                " it."
+            )
+            return
+        if not any(_same(copied, restored) for restored in self._restored_data):
+            self._batches.append(ProbeBatch(copied, count_samples(copied), transferred=True))
 
     def complete(self, world_size: int) -> None:
         """End the collecting, after the first epoch or validation: share the copies with all processes. If no process
@@ -242,7 +264,8 @@ class Probe:
 
     def _fits(self, loaders: list[DataLoader]) -> bool:
         fits = len(loaders) == len(self._chunks) and all(
-            max((index for chunk in chunks for index in chunk), default=-1) < len(loader.dataset)  # type: ignore[arg-type]
+            max((index for chunk in chunks for index in chunk if isinstance(index, int)), default=-1)
+            < len(loader.dataset)  # type: ignore[arg-type]
             for loader, chunks in zip(loaders, self._chunks)
         )
         if not fits:
@@ -254,35 +277,63 @@ class Probe:
 
 
 def count_samples(batch: Any) -> int:
-    """Return the length of the first tensor in a batch.
+    """Return the number of samples in a batch, which is the weight of its loss in means over batches.
+
+    It is the length of the first tensor in the lists, tuples and mappings of the batch. In a batch without such a
+    tensor, it is the first of these that some object or list in it has:
+
+    * an integer ``num_graphs`` or ``batch_size``, as of batched graphs;
+    * the length of the first tensor in the attributes;
+    * the length of a list, as of strings;
+    * 1.
 
     Example:
         >>> count_samples({"image": torch.zeros(5, 3), "name": ["a"] * 5})
         5
+        >>> count_samples({"text": ["one", "two"]})
+        2
     """
-    # A mapping that is no dict (a tokenizer's output) is a leaf to torch.
-    plain = dict(batch) if isinstance(batch, Mapping) else batch
-    for leaf in tree_flatten(plain)[0]:
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
-    raise ValueError(f"Expected a batch that holds a tensor with a first axis of samples, but got {describe(batch)}.")
+    held = list(_contents(batch))
+    objects = [each for each in held if not isinstance(each, (Tensor, list, tuple, Mapping))]
+    inside = (leaf for each in objects for leaf in _contents(each, attributes=4))
+    candidates = chain(
+        (len(each) for each in held if isinstance(each, Tensor) and each.dim() > 0),
+        (_attribute(each, name) for each in objects for name in ("num_graphs", "batch_size")),
+        (len(each) for each in inside if isinstance(each, Tensor) and each.dim() > 0),
+        (len(each) for each in held if type(each) is list),
+    )
+    return next((n for n in candidates if type(n) is int), 1)
 
 
-def count_training_samples(trainer: Trainer) -> int | None:
-    """Return the size of the training set, or of the subset of a `SubsetRandomSampler`; ``None`` if it is unknown: for
-    an iterable dataset, a custom loader, and a dataset of whole batches. Samples that a limit of the trainer always
-    leaves out do not count."""
-    loader = next(iter(tree_flatten(trainer.train_dataloader)[0]), None)
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+def _attribute(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name, None)
+    except Exception:  # noqa: BLE001  # a property of the user's that cannot tell
         return None
+
+
+def _contents(value: Any, attributes: int = 0) -> Iterator[Any]:
+    """A value and everything in its lists, tuples and mappings, and in the attributes of objects to some depth."""
+    yield value
+    inside: Any = ()
+    if isinstance(value, Mapping):
+        inside = value.values()
+    elif isinstance(value, (list, tuple)):
+        inside = value
+    elif attributes and not isinstance(value, Tensor):
+        inside = (getattr(value, "__dict__", None) or {}).values()
+        attributes -= 1
+    for each in inside:
+        yield from _contents(each, attributes)
+
+
+def _count(loaders: list[Any], populations: list[Population | None]) -> int | None:
+    """The number of samples in the first loader, which counts the samples of a batch of batches."""
+    if not loaders or populations[0] is None:
+        return None
+    loader = loaders[0]
     whole_batches = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
-    if whole_batches or not hasattr(loader.dataset, "__len__"):
-        return None
-    n = len(_candidates(loader))
-    same_each_epoch = getattr(trainer, "overfit_batches", 0) or isinstance(loader.sampler, SequentialSampler)
-    if same_each_epoch:
-        n = min(n, int(trainer.num_training_batches) * _batch_size(loader) * trainer.world_size)
-    return n
+    return None if whole_batches else len(populations[0].indices)
 
 
 def describe(batch: Any) -> str:
@@ -313,28 +364,16 @@ def _has_index(loader: Any) -> bool:
     return hasattr(loader.dataset, "__getitem__") and hasattr(loader.dataset, "__len__")
 
 
-def _draw(loader: DataLoader, samples: int, seed: int) -> Chunks:
-    """Draw fixed indices, cut into batches."""
-    candidates = _candidates(loader)
-    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed)).tolist()
+def _cut(loader: DataLoader, indices: list[Any]) -> Chunks:
+    """Cut indices into batches."""
     if loader.batch_sampler is None:  # the dataset gives whole batches; their size is known after reading
-        return [[candidates[i]] for i in order[:samples]]
-    indices = [candidates[i] for i in order[:samples]]
+        return [[index] for index in indices]
     size = _batch_size(loader)
     chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
     if len(chunks) > 1 and len(chunks[-1]) == 1:
         lonely = chunks.pop()
         chunks[-1] += lonely
     return chunks
-
-
-def _candidates(loader: DataLoader) -> list[int]:
-    sampler: Any = loader.sampler
-    # Lightning wraps a user's sampler when it distributes the data.
-    sampler = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)
-    if isinstance(sampler, SubsetRandomSampler):
-        return [int(index) for index in sampler.indices]
-    return list(range(len(loader.dataset)))  # type: ignore[arg-type]
 
 
 def _batch_size(loader: DataLoader) -> int:
@@ -373,8 +412,14 @@ def _read(loader: DataLoader, chunks: Chunks, probe: Probe) -> Iterator[tuple[An
 
 
 def _to_cpu(batch: Any) -> Any:
-    leaves, structure = tree_flatten(batch)
-    return tree_unflatten([x.detach().cpu() if isinstance(x, Tensor) else x for x in leaves], structure)
+    """Move all tensors to the CPU, and all objects that have a method ``to``."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().cpu()
+        return leaf.to(torch.device("cpu")) if callable(getattr(leaf, "to", None)) else leaf
+
+    return map_leaves(move, batch)
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pytorch_lightning import Trainer
-from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_normtheory.callbacks.measurement.probe import Probe
 
@@ -37,22 +36,16 @@ class ValidationProbe(Probe):
         if self._source is None and loader is not None and loader.flattened:
             super().prepare(trainer)
 
-    def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
-        """Copy a passing validation batch, until there are enough samples."""
-        try:
-            super().collect(batch, position, world_size)
-        except ValueError as error:  # does not stop the training
-            rank_zero_warn(f"A validation batch could not be copied: {error} No generalization gap is measured on it.")
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         # The checkpoint may be older than the first validation.
         self._restored = bool(self._chunks or self._batches)
 
-    def _find(self, trainer: Trainer) -> tuple[Any, Any]:
+    def _find(self, trainer: Trainer) -> tuple[Any, Any, float]:
         source = trainer.fit_loop.epoch_loop.val_loop._combined_loader
         assert source is not None  # `prepare` comes first
-        return source, source.flattened[0] if source._mode == "sequential" else source.iterables
+        # A limit on validation batches does not limit the probe: every sample of the set is unseen in training.
+        return source, source.flattened[0] if source._mode == "sequential" else source.iterables, float("inf")
 
     def _on_empty(self) -> None:
         pass  # no validation data, no gap

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from lightning_normtheory.measuring.interrupts import uninterrupted
 
 __all__ = ["Snapshot"]
 
 # Objects of these packages belong to the machinery around the model (trainer, loggers, optimizers), whose state no
-# forward pass changes; walking into them would copy half the program. Modules and datasets are the exceptions.
+# forward pass changes; walking into them would copy half the program. Exceptions: modules, datasets and samplers.
 _MACHINERY = frozenset({"torch", "pytorch_lightning", "lightning", "lightning_fabric", "wandb", "numpy", "builtins"})
 _ATOMS = (str, bytes, int, float, complex, type(None))
 
@@ -220,7 +220,7 @@ def _slots(value: Any) -> list[str]:
 
 
 def _is_users_object(value: Any, datasets: bool) -> bool:
-    if isinstance(value, (nn.Module, MethodType, CellType, functools.partial)):
+    if isinstance(value, (nn.Module, Sampler, MethodType, CellType, functools.partial)):
         return True
     if isinstance(value, Dataset):
         return datasets

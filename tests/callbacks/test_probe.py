@@ -1,18 +1,13 @@
 """`Probe`: the samples on which everything is measured."""
 
+import math
 from collections import UserDict
+from dataclasses import dataclass
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    SequentialSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from lightning_normtheory.callbacks import NormTheory, Probe, RSCRatio
 from lightning_normtheory.callbacks.measurement.probe import count_samples, describe
@@ -36,18 +31,11 @@ def indices_of(x, n=50):
     return [int(torch.nonzero((tensors(n)[0] == row).all(1))) for row in x]
 
 
-def test_draws_distinct_samples_of_the_dataset_whatever_the_sampler():
+def test_draws_distinct_samples_whatever_the_order():
     drawn = indices_of(data_of(probe_of(loader(shuffle=False))))
     assert len(set(drawn)) == 20
     assert drawn != list(range(20))
-    weighted = loader(shuffle=False, sampler=WeightedRandomSampler([1.0] + [0.0] * 49, 50))
-    assert indices_of(data_of(probe_of(weighted))) == drawn
     assert indices_of(data_of(probe_of(loader(shuffle=True)))) == drawn
-
-
-def test_stays_inside_a_subset_sampler():
-    train_part = loader(shuffle=False, sampler=SubsetRandomSampler(range(30)))
-    assert set(indices_of(data_of(probe_of(train_part, samples=100)))) == set(range(30))
 
 
 def test_is_cut_at_the_loaders_batch_size_without_a_lonely_sample():
@@ -224,8 +212,97 @@ def test_refuses_a_number_that_is_none(samples):
         Probe(samples)
 
 
-def test_counts_and_describes_batches():
-    assert count_samples([torch.tensor(3.0), {"x": torch.zeros(4, 2)}]) == 4
-    with pytest.raises(ValueError, match="holds a tensor"):
-        count_samples({"text": ["a"]})
+@dataclass
+class Pairs:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Storage(UserDict):
+    pass
+
+
+class Graphs:
+    """A batch as of a graph library: tensors over nodes, in a mapping that is an attribute."""
+
+    def __init__(self, **tensors):
+        self.store = Storage(tensors)
+
+    def to(self, device):
+        self.store = Storage({name: x.to(device) for name, x in self.store.items()})
+        self.moved_to = str(device)
+        return self
+
+
+class Counted(Graphs):
+    num_graphs = 3
+
+
+class Puzzled(Graphs):
+    @property
+    def num_graphs(self):
+        raise ValueError("cannot tell")
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ([torch.tensor(3.0), {"x": torch.zeros(4, 2)}], 4),
+        ([UserDict(ids=torch.zeros(5, 2))], 5),
+        (Pairs(torch.zeros(7, 2), torch.zeros(7)), 7),
+        (Counted(x=torch.zeros(20, 2)), 3),
+        ((Counted(x=torch.zeros(20, 2)), torch.zeros(6)), 6),
+        (Graphs(x=torch.zeros(20, 2)), 20),
+        (Puzzled(x=torch.zeros(20, 2)), 20),
+        ({"text": ["a", "b"]}, 2),
+        ("text", 1),
+        (None, 1),
+    ],
+)
+def test_counts_the_samples_of_any_batch(batch, expected):
+    assert count_samples(batch) == expected
+
+
+def test_describes_batches():
     assert describe((torch.zeros(2, 3), "a")) == "a tuple (Tensor (2, 3), str)"
+
+
+def test_objects_from_an_iterable_dataset_are_copied_to_the_cpu():
+    def collate(samples):
+        x, y = zip(*samples)
+        return Graphs(x=torch.stack(x), y=torch.stack(y))
+
+    class Mapped(Classifier):
+        def training_step(self, batch, batch_idx):
+            return torch.nn.functional.cross_entropy(self(batch.store["x"]), batch.store["y"])
+
+    probe = Probe(20)
+    callback = RSCRatio(probe=probe, on_error="raise", predict=lambda module, batch: module(batch.store["x"]))
+    run = trainer([callback], max_epochs=1)
+    run.fit(Mapped("bn"), DataLoader(Stream(), 8, collate_fn=collate))
+    assert [batch.samples for batch in probe.batches(0, 1)] == [8, 8, 8]
+    assert [batch.data.moved_to for batch in probe.batches(0, 1)] == ["cpu"] * 3
+    assert math.isfinite(run.callback_metrics["normtheory/rsc_ratio"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_batches_that_cannot_be_copied_do_not_end_the_training():
+    class Uncopied(Pairs):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("of one kind")
+
+    class Mapped(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step((batch.x, batch.y), batch_idx)
+
+        def transfer_batch_to_device(self, batch, device, dataloader_idx):
+            return batch
+
+    def collate(samples):
+        return Uncopied(*map(torch.stack, zip(*samples)))
+
+    callback = RSCRatio(probe=20, predict=lambda module, batch: module(batch.x))
+    run = trainer([callback], max_epochs=1)
+    with pytest.warns(UserWarning, match="training batch could not be copied .RuntimeError: of one kind"):
+        run.fit(Mapped("bn"), DataLoader(Stream(), 8, collate_fn=collate))
+    assert math.isnan(run.callback_metrics["normtheory/rsc_ratio"])

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, RSCRatio
 
@@ -163,3 +163,40 @@ def test_training_in_two_processes_is_not_disturbed(tmp_path):
         fit.fit(Classifier("bn-dropout"), loader(48))
     bare, watched = (torch.load(tmp_path / name, weights_only=True) for name in ("bare", "watched"))
     assert all(torch.equal(bare[key], watched[key]) for key in bare)
+
+
+class EveryFifth(torch.utils.data.Sampler):
+    def __iter__(self):
+        return iter(range(0, 50, 5))
+
+    def __len__(self):
+        return 10
+
+
+POPULATIONS = {
+    "overfit": ({"shuffle": True}, {"overfit_batches": 1}, range(16)),
+    # Lightning shuffles what it shares out; without that, both processes take the first batches.
+    "limited": ({"shuffle": False}, {"limit_train_batches": 2}, range(50)),
+    "limited, in order": ({"shuffle": False}, {"limit_train_batches": 2, "use_distributed_sampler": False}, range(16)),
+    "weights": (
+        {"shuffle": False, "sampler": WeightedRandomSampler([float(i % 5 == 0) for i in range(50)], 50)},
+        {},
+        range(0, 50, 5),
+    ),
+    "custom": ({"shuffle": False, "sampler": EveryFifth()}, {}, range(0, 50, 5)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", POPULATIONS)
+def test_the_probe_is_what_both_processes_train_on(tmp_path, case):
+    data, arguments, expected = POPULATIONS[case]
+    fit = trainer(
+        [RSCRatio(on_error="raise")],
+        **{"max_epochs": 1, "strategy": "ddp_fork", "devices": 2, "default_root_dir": tmp_path, **arguments},
+    )
+    module = StandingStill("plain")
+    fit.fit(module, loader(**data))
+    x, y = (each[list(expected)] for each in tensors())
+    loss = float(torch.nn.functional.cross_entropy(module(x), y))
+    assert rows(tmp_path)[0]["normtheory/loss"] == pytest.approx(loss, rel=1e-6)
