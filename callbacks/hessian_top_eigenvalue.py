@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,8 +27,29 @@ _PREDICTOR = "predictor_hessian_norm"
 _SHORT = torch.float8_e5m2
 
 
+class EdgeOfStabilityDiagnostic(Diagnostic):
+    """2/η, which needs the optimizers only."""
+
+    title = "edge of stability"
+    key = "hessian_edge"
+    metrics = (key,)
+    needs_probe = False
+    needs_loss = False
+
+    def __init__(self) -> None:
+        self._optimizers: list[str] = []
+
+    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+        self._optimizers = [type(optimizer).__name__ for optimizer in measurement.trainer.optimizers]
+        return _edges(measurement)
+
+    def notes(self) -> dict[str, Any]:
+        # 2/η is the limit of plain gradient steps only.
+        return {"optimizers": self._optimizers}
+
+
 class HessianTopEigenvalueDiagnostic(Diagnostic):
-    """λ_max with its residual, warm-started from the previous measurement, and 2/η."""
+    """λ_max with its residual, warm-started from the previous measurement, and its distance from 2/η."""
 
     title = "Hessian"
     key = _LAMBDA
@@ -37,7 +59,6 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         f"{_LAMBDA}_converged",
         f"{_LAMBDA}_hvps",
         f"{_LAMBDA}_seconds",
-        "hessian_edge",
         "hessian_edge_distance",
     )
 
@@ -47,22 +68,23 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         tol: float = 1e-2,
         max_hvps: int = 100,
         memory: Memory = "high",
+        *,
+        names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        check_options(method=method, which="algebraic", tol=tol, max_hvps=max_hvps, memory=memory)
+        check_options(method=method, which="algebraic", tol=tol, max_hvps=max_hvps, memory=memory, names=names)
+        self._names = names
         self._options: dict[str, Any] = {"method": method, "tol": tol, "max_hvps": max_hvps}
         self._memory = memory
         # The last eigenvector, by parameter name, in a byte per entry: a start needs no more digits, and every
         # checkpoint holds it. An uninterrupted run starts from the same rounded vector. No changed setting drops it,
         # since the result does not depend on it.
         self._vector: dict[str, Tensor] = {}
-        self._optimizers: list[str] = []
         self._warned = False
 
     def hessian_request(self) -> HessianRequest:
         return HessianRequest(partial(_top_eigenpair, last=self._vector, options=self._options), self._memory)
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
-        self._optimizers = [type(optimizer).__name__ for optimizer in measurement.trainer.optimizers]
         answer = measurement.curvature.answer(self.key)
         pair: Eigenpair = answer.value
         self._vector = _rounded(pair.vector)
@@ -72,19 +94,20 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
             f"{_LAMBDA}_converged": float(pair.converged),
             f"{_LAMBDA}_hvps": float(pair.hvps),
             f"{_LAMBDA}_seconds": answer.seconds,
-            **_edges(measurement, pair.value),
+            **{_distance(name): edge - pair.value for name, edge in _edges(measurement).items()},
         }
         if not pair.converged and not self._warned:
             self._warned = True
-            warn(
-                f"λ_max has not converged within max_hvps={pair.hvps} products: the residual {pair.residual:.2g} is "
-                f"above tol={self._options['tol']:g} times {pair.value:.3g}. Raise max_hvps, or use method='lanczos'."
-            )
+            self._warn_not_converged(pair)
         return metrics
 
-    def notes(self) -> dict[str, Any]:
-        # 2/η is the limit of plain gradient steps only.
-        return {"optimizers": self._optimizers}
+    def _warn_not_converged(self, pair: Eigenpair) -> None:
+        method, tol = (self._names.get(name, name) for name in ("method", "tol"))
+        other = f", or use {method}='lanczos'" if self._options["method"] != "lanczos" else f" or {tol}"
+        warn(
+            f"λ_max has not converged within max_hvps={pair.hvps} products: the residual {pair.residual:.2g} is above "
+            f"{tol}={self._options['tol']:g} times {pair.value:.3g}. Raise max_hvps{other}."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"vector": self._vector}
@@ -135,22 +158,28 @@ def _warm_start(vector: Mapping[str, Tensor], space: FlatParameters) -> Tensor |
     return start if 0 < float(start.norm()) < math.inf else None
 
 
-def _edges(measurement: EpochMeasurement, value: float) -> dict[str, float]:
+def _edges(measurement: EpochMeasurement) -> dict[str, float]:
+    """Return 2/η and the optimizers' own limits; empty if no optimizer has a learning rate."""
     theta = measurement.function.theta.values() if measurement.function.chosen else None
     edges = edges_of_stability(measurement.trainer.optimizers, theta)
     if not edges:
         return {}
-    nearest = min(edge.two_over_lr for edge in edges)
-    metrics = {"hessian_edge": nearest, "hessian_edge_distance": nearest - value}
-    limits = [edge.limit for edge in edges if edge.limit is not None]
+    metrics = {"hessian_edge": min(edge.two_over_lr for edge in edges)}
     if any(edge.limit not in (None, edge.two_over_lr) for edge in edges):
-        metrics["hessian_stability_limit"] = min(limits)
-        metrics["hessian_stability_limit_distance"] = min(limits) - value
+        metrics["hessian_stability_limit"] = min(edge.limit for edge in edges if edge.limit is not None)
     if len(edges) > 1:
-        for edge in edges:
-            metrics[f"hessian_edge__{edge.group}"] = edge.two_over_lr
-            metrics[f"hessian_edge_distance__{edge.group}"] = edge.two_over_lr - value
+        metrics.update({f"hessian_edge__{edge.group}": edge.two_over_lr for edge in edges})
     return metrics
+
+
+def _distance(edge: str) -> str:
+    """
+    Example:
+        >>> _distance("hessian_edge"), _distance("hessian_edge__head")
+        ('hessian_edge_distance', 'hessian_edge_distance__head')
+    """
+    name, separator, group = edge.partition("__")
+    return f"{name}_distance{separator}{group}"
 
 
 def hessian_settings(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +244,7 @@ class HessianTopEigenvalue(DiagnosticCallback):
         super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
-        made: list[Diagnostic] = [HessianTopEigenvalueDiagnostic(**self._options)]
+        made: list[Diagnostic] = [EdgeOfStabilityDiagnostic(), HessianTopEigenvalueDiagnostic(**self._options)]
         if self.predictor_samples != 0:
             made.append(
                 PredictorHessianDiagnostic(self.predictor_samples, self._options["tol"], self._options["max_hvps"])

@@ -6,7 +6,11 @@ from lightning_normtheory.callbacks.batchnorm_theory import BatchNormTheoryDiagn
 from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCertificateDiagnostic
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
-from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalueDiagnostic, hessian_settings
+from lightning_normtheory.callbacks.hessian_top_eigenvalue import (
+    EdgeOfStabilityDiagnostic,
+    HessianTopEigenvalueDiagnostic,
+    hessian_settings,
+)
 from lightning_normtheory.callbacks.hessian_trace import HessianTraceDiagnostic
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
@@ -17,6 +21,9 @@ from lightning_normtheory.hessian.operator import Memory
 from lightning_normtheory.ntk.result import Outputs
 
 __all__ = ["NormTheory"]
+
+# The names of the diagnostics' arguments here, for messages.
+_NAMES = {"method": "hessian_method", "tol": "hessian_tol", "samples": "ntk_samples", "outputs": "ntk_outputs"}
 
 
 class NormTheory(DiagnosticCallback):
@@ -74,9 +81,10 @@ class NormTheory(DiagnosticCallback):
         return [
             MinWeightNormDiagnostic(),
             RSCRatioDiagnostic(),
-            HessianTopEigenvalueDiagnostic(**self._hessian),
+            EdgeOfStabilityDiagnostic(),
+            HessianTopEigenvalueDiagnostic(**self._hessian, names=_NAMES),
             *([HessianTraceDiagnostic(self.trace_hvps, memory=self._hessian["memory"])] if self.trace_hvps else []),
-            NTKLeastEigenvalueDiagnostic(**self._ntk),
+            NTKLeastEigenvalueDiagnostic(**self._ntk, names=_NAMES),
             BatchNormTheoryDiagnostic(),
             RademacherBoundDiagnostic(**self._rademacher),
             ConvergenceCertificateDiagnostic(self._ntk["samples"]),

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
@@ -14,6 +15,7 @@ from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
 from lightning_normtheory.ntk.result import Outputs, TangentKernel
+from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.theorems.papers.dgm import DGMForm
 
 __all__ = ["NTKLeastEigenvalue"]
@@ -39,12 +41,19 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
     needs_loss = False
     needs_outputs = True
 
-    def __init__(self, samples: int = 128, outputs: Outputs = "trace") -> None:
+    def __init__(
+        self,
+        samples: int = 128,
+        outputs: Outputs = "trace",
+        *,
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         if type(samples) is not int or samples < 1:
             raise ValueError(f"Expected the number of samples to be a positive integer, but got {samples!r}.")
         if outputs not in get_args(Outputs):
-            raise ValueError(f"Expected outputs to be 'full', 'trace' or 'sum', but got {outputs!r}.")
-        self._samples, self._outputs = samples, outputs
+            called = names.get("outputs", "outputs")
+            raise ValueError(f"Expected {called} to be 'full', 'trace' or 'sum', but got {outputs!r}.")
+        self._samples, self._outputs, self._names = samples, outputs, names
         self._reference: Tensor | None = None
         self._fingerprint: int | None = None
         self._change_max = 0.0
@@ -114,25 +123,27 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         if self._warned:
             return
         self._warned = True
+        samples, outputs = (self._names.get(name, name) for name in ("samples", "outputs"))
         if found.remark:
             warn(found.remark)
         if found.deficiency:
-            remedy = "Remove them from the training set" if found.duplicates else "Measure it on fewer samples"
+            remedy = "Remove them from the training set" if found.duplicates else f"Use fewer {samples}"
             warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. {remedy}.")
         if found.number_of_outputs > _MANY_OUTPUTS and self._outputs != "sum":
             warn(
                 f"The tangent kernel takes a backward pass for each of {found.number_of_outputs} outputs. The kernel of"
-                " their sum, outputs='sum' (in NormTheory: ntk_outputs='sum'), takes one; or measure every n-th epoch."
+                f" their sum, {outputs}='sum', takes one; or measure every n-th epoch."
             )
         if len(found.kernel) > _MANY_ROWS:
             warn(
                 f"The tangent kernel has {len(found.kernel)} rows: with its parts and the one in the checkpoint it "
-                f"takes {5 * found.kernel.nbytes / 1e9:.1f} GB. Measure it on fewer samples, or use outputs='trace'."
+                f"takes {5 * found.kernel.nbytes / 1e9:.1f} GB. Use fewer {samples}"
+                f"{f', or {outputs}=' + repr('trace') if self._outputs == 'full' else ''}."
             )
         if found.one_by_one and math.isfinite(found.lambda_max):
             warn(
                 "The tangent kernel is computed sample by sample, exact but slow, in some parameters: "
-                f"{', '.join(found.one_by_one[:3])}{', …' if len(found.one_by_one) > 3 else ''}."
+                f"{join_names(found.one_by_one, most=3)}."
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -121,8 +122,13 @@ def hessian_eigenpairs(
         return leading_eigenpairs(hessian, k, start=None if start is None else hessian.space.flatten(start), **options)
 
 
-def check_options(*, method: str, which: str, tol: float, max_hvps: int, memory: str) -> None:
+def check_options(
+    *, method: str, which: str, tol: float, max_hvps: int, memory: str, names: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Check the options of the eigensolvers.
+
+    Args:
+        names: what the caller calls ``method`` and ``tol``, if not so.
 
     Raises:
         ValueError: if an option is not one of the allowed values or outside its range.
@@ -131,9 +137,10 @@ def check_options(*, method: str, which: str, tol: float, max_hvps: int, memory:
     for name, (value, literal) in choices.items():
         known = get_args(literal)
         if value not in known:
-            raise ValueError(f"Expected {name} to be one of {', '.join(map(repr, known))}, but got {value!r}.")
+            called, among = names.get(name, name), ", ".join(map(repr, known))
+            raise ValueError(f"Expected {called} to be one of {among}, but got {value!r}.")
     if not 0 < tol < 1:
-        raise ValueError(f"Expected tol, a relative residual, between 0 and 1, but got {tol!r}.")
+        raise ValueError(f"Expected {names.get('tol', 'tol')}, a relative residual, between 0 and 1, but got {tol!r}.")
     if type(max_hvps) is not int or max_hvps < 1:
         raise ValueError(f"Expected max_hvps to be a positive integer, but got {max_hvps!r}.")
 

@@ -369,7 +369,7 @@ def test_the_files_form(tmp_path):
     fit.fit(Classifier("bn"), loader(), loader(20, shuffle=False))
     (path,) = tmp_path.rglob("normtheory.jsonl")
     first, *others = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
-    assert set(first) == {"schema", "run", "versions", "max_epochs", "settings", "optimizers", "theorems"}
+    assert set(first) == {"schema", "run", "versions", "max_epochs", "settings", "samples", "optimizers", "theorems"}
     assert [set(row) for row in first["theorems"]] == [{"theorem", "verdict", "reasons"}] * 6
     assert first["schema"] == 1
     assert first["versions"]["torch"] == torch.__version__

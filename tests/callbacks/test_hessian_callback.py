@@ -143,7 +143,35 @@ def test_non_convergence_is_logged_and_said_once():
     messages = [str(w.message) for w in caught if "not converged" in str(w.message)]
     assert len(messages) == 1
     assert "max_hvps=2 products" in messages[0]
-    assert "method='lanczos'" in messages[0]
+    assert messages[0].endswith("Raise max_hvps, or use method='lanczos'.")
+
+
+@pytest.mark.parametrize(
+    ("method", "remedy"),
+    [
+        ("power", "Raise max_hvps, or use hessian_method='lanczos'."),
+        ("lanczos", "Raise max_hvps or hessian_tol."),  # used to say "use method='lanczos'"
+    ],
+)
+def test_non_convergence_names_the_arguments_of_norm_theory(method, remedy):
+    with pytest.warns(UserWarning, match="not converged") as caught:
+        fit(NormTheory(hessian_method=method, hessian_tol=1e-6, max_hvps=2), Descent(), epochs=1)
+    (message,) = (str(each.message) for each in caught if "not converged" in str(each.message))
+    assert "above hessian_tol=1e-06 times" in message
+    assert message.endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"hessian_method": "qr"}, "hessian_method to be one of 'power', 'lanczos', but got 'qr'"),
+        ({"hessian_tol": 2.0}, "hessian_tol.*between 0 and 1, but got 2.0"),
+        ({"ntk_outputs": "all"}, "ntk_outputs to be 'full', 'trace' or 'sum', but got 'all'"),
+    ],
+)
+def test_bad_arguments_have_the_names_of_norm_theory(arguments, match):
+    with pytest.raises(ValueError, match=f"Expected {match}"):
+        NormTheory(**arguments)
 
 
 # --- The edge of stability --------------------------------------------------------------------------------------------
@@ -210,7 +238,9 @@ def test_when_a_measurement_fails_nothing_of_the_last_one_stays():
     with pytest.warns(UserWarning, match="finite loss"):
         run.fit(Fails(momentum=0.9), loader())
     ours = {name: float(value) for name, value in run.callback_metrics.items() if "hessian" in name}
-    assert "normtheory/hessian_stability_limit" in ours
+    assert ours.pop("normtheory/hessian_edge") == pytest.approx(20.0)
+    assert ours.pop("normtheory/hessian_stability_limit") == pytest.approx(38.0)
+    assert "normtheory/hessian_stability_limit_distance" in ours
     assert all(math.isnan(value) for value in ours.values())
 
 
@@ -331,7 +361,11 @@ def test_an_operation_without_a_second_derivative_is_named_and_training_goes_on(
     data = torch.utils.data.TensorDataset(torch.randint(0, 10, (20, 3)), torch.arange(20) % 3)
     with pytest.warns(UserWarning, match="hessian_lambda_max failed and is logged as NaN.*embedding_bag"):
         measured = fit(NormTheory(), Bag(), data=torch.utils.data.DataLoader(data, 5))
-    assert all(math.isnan(row[LAMBDA]) and math.isfinite(row["normtheory/rsc_ratio"]) for row in measured.values())
+    for row in measured.values():
+        assert math.isfinite(row["normtheory/rsc_ratio"])
+        assert math.isnan(row[LAMBDA])
+        assert math.isnan(row["normtheory/hessian_edge_distance"])
+        assert row["normtheory/hessian_edge"] == pytest.approx(20.0)  # used to be NaN: it needs no Hessian
 
 
 @pytest.mark.slow

@@ -52,12 +52,14 @@ class Known(NamedTuple):
     memory: tuple[str, ...] = ()
 
 
+# Not 2/η, which needs no Hessian.
+CURVATURE = ("hessian_lambda_max", "hessian_edge_distance", "hessian_stability_limit_distance")
 DIAGNOSTICS: dict[type[Diagnostic], Known] = {
     MinWeightNormDiagnostic: Known("min_weight_norm", ("min_weight_norm", "layers/weight_norm")),
     RSCRatioDiagnostic: Known(
         "rsc_ratio", ("rsc", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq"), ("loss_ratio",)
     ),
-    HessianTopEigenvalueDiagnostic: Known("hessian_lambda_max", ("hessian",), ("hessian",)),
+    HessianTopEigenvalueDiagnostic: Known("hessian_lambda_max", CURVATURE, CURVATURE),
     NTKLeastEigenvalueDiagnostic: Known("ntk_lambda_min", ("ntk", "layers/ntk"), ("ntk_change",)),
     BatchNormTheoryDiagnostic: Known("batchnorm_epsilon", ("batchnorm", "layers/batchnorm")),
     RademacherBoundDiagnostic: Known("rademacher_bound", ("rademacher", "generalization", "population")),

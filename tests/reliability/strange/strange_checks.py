@@ -1,5 +1,7 @@
 """Every number that a strange model logs, beside its dense reference."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -81,11 +83,17 @@ class Checks:
             lines["hessian_stability_limit"] = 2 * 1.5 / lr
         for name, line in lines.items():
             self.close(prefix + name, line)
-            self.close(f"{prefix}{name}_distance", line - value, line + abs(value))
+            self.distance(f"{prefix}{name}_distance", line, value)
         if kind == "groups":
             for group, line in {"first": 4 / lr, "SGD1": 2 / lr}.items():
                 self.close(f"{prefix}hessian_edge__{group}", line)
-                self.close(f"{prefix}hessian_edge_distance__{group}", line - value, line + abs(value))
+                self.distance(f"{prefix}hessian_edge_distance__{group}", line, value)
+
+    def distance(self, name: str, line: float, value: float) -> None:
+        if math.isnan(value):
+            self.row.nan(name)
+        else:
+            self.close(name, line - value, line + abs(value))
 
     def predictor_hessian(self, prefix: str, samples: int) -> None:
         name = f"{prefix}predictor_hessian_norm"

@@ -118,18 +118,18 @@ def compare(checks: BoundChecks, unknown: set[str], messages: list[str]) -> None
     if plan.twice_differentiable:
         checks.hessian_reference()
         checks.hessian()
-        checks.edges()
     else:
         refused(row, "", messages)
+    checks.edges()
     if "other/seconds" in row:
         row.at_least("other/seconds", 0.0)
         if plan.twice_differentiable:
             row.at_least("other/hessian_lambda_max_seconds", 0.0)
             checks.hessian("other/")
-            checks.edges("other/")
             checks.predictor_hessian("other/", PREDICTOR_SAMPLES)
         else:
             refused(row, "other/", messages)
+        checks.edges("other/")
     checks.kernel()
     checks.weight_norms(unknown)
     checks.batch_norms()
@@ -141,8 +141,8 @@ def compare(checks: BoundChecks, unknown: set[str], messages: list[str]) -> None
 
 
 def refused(row: Ledger, prefix: str, messages: list[str]) -> None:
-    """No second derivative: NaN, with the reason once."""
-    for name in [*row.starting(f"{prefix}hessian_"), *row.starting(f"{prefix}predictor_hessian_")]:
+    """No second derivative: NaN, with the reason once. 2/η needs none."""
+    for name in [*row.starting(f"{prefix}hessian_lambda_max"), *row.starting(f"{prefix}predictor_hessian_")]:
         row.nan(name)
     start = f"{prefix or 'normtheory/'}hessian_lambda_max failed and is logged as NaN: SecondDerivativeError"
     reasons = [message for message in messages if message.startswith(start) and "Cube" in message]
