@@ -162,8 +162,8 @@ def find_call(calls: Sequence[Call], loss: Tensor, theta: Collection[Tensor], sa
 
     It is the first call of the module's own `forward` that the loss depends on. If there is none, it is the outermost
     call of a submodule that the loss depends on and that feeds no other such call; the first of several. A call that
-    gives only scalars, a criterion, and a module whose parameters are all outside of θ do not count. If the loss
-    depends on no output, but on derivatives of one, any output that depends on θ does.
+    gives only scalars, a criterion, a parametrization, and a module whose parameters are all outside of θ do not count.
+    If the loss depends on no output, but on derivatives of one, any output that depends on θ does.
 
     Args:
         theta: the parameters that are trained.
@@ -220,6 +220,9 @@ def _outermost(calls: Sequence[Call], fits: Callable[[Call], bool], criteria: bo
 
 
 def _may_predict(call: Call, theta: Collection[int]) -> bool:
+    # What has no input but parameters computes a weight, as a parametrization does.
+    if all(isinstance(x, nn.Parameter) for _, x in tensors_in(call.arguments)):
+        return False
     parameters = list(call.module.parameters())
     return not _is_criterion(call) and (not parameters or any(id(p) in theta for p in parameters))
 

@@ -1,14 +1,17 @@
 """Mistakes are reported at fit start, with the remedy; failures during a run never stop it."""
 
 import math
+import re
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, RSCRatio
+from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, NTKLeastEigenvalue, RSCRatio
 from lightning_normtheory.record import jsonl
 
 from support.lit import Classifier, Stream, loader, rows, tensors, trainer
@@ -62,10 +65,24 @@ def assert_refused(callback, module, data, match, error=ValueError):
     assert Counts.steps == 0
 
 
+def assert_left_out(callback, module, data, match):
+    """Assert that the fit goes on without some diagnostics, and that one warning says why."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit = trainer([callback], max_epochs=1)
+        fit.fit(module, data)
+    (message,) = [str(w.message) for w in caught if "leaves out" in str(w.message)]
+    assert re.search(match, message, re.DOTALL), message
+    assert message.count("\n") < 3
+    assert fit.current_epoch == 1
+    return fit, message
+
+
 def test_no_normalized_layer():
-    assert_refused(
+    fit, _ = assert_left_out(
         MinWeightNorm(), Counts("plain"), loader(), "has none.*Add torch.nn.utils.parametrizations.weight_norm"
     )
+    assert "normtheory/min_weight_norm" not in fit.callback_metrics
 
 
 def test_no_normalized_layer_is_no_obstacle_to_the_others():
@@ -80,7 +97,7 @@ def test_batchnorm_without_a_known_feeding_layer_says_why():
             super().__init__("plain")
             self.net.insert(0, nn.BatchNorm1d(6))
 
-    assert_refused(MinWeightNorm(), First(), loader(), "BatchNorm 'net.0': it is fed by the argument 'x'")
+    assert_left_out(MinWeightNorm(), First(), loader(), "BatchNorm 'net.0': it is fed by the argument 'x'")
 
 
 def test_batchnorm_without_a_known_feeding_layer_beside_others():
@@ -102,14 +119,18 @@ def test_batchnorm_without_a_known_feeding_layer_beside_others():
 
 
 @pytest.mark.parametrize("callback", NEEDS_DATA)
-def test_manual_optimization_needs_a_loss(callback):
-    module = Manual()
-    assert_refused(callback(), module, loader(), r"optimizes manually.*Pass \w+\(loss=")
-    assert module.steps == 0
-    fit = trainer([callback(loss=cross_entropy, on_error="raise")], max_epochs=1)
-    fit.fit(module, loader())
-    assert module.steps == 7  # only the user's own steps
-    assert math.isfinite(fit.callback_metrics[MAIN[callback]])
+def test_manual_optimization_needs_no_loss(callback):
+    """The loss is what the step hands to manual_backward; the same function given by hand gives the same numbers."""
+    found = []
+    for arguments in ({}, {"loss": cross_entropy}):
+        torch.manual_seed(0)
+        module = Manual()
+        fit = trainer([callback(on_error="raise", **arguments)], max_epochs=1)
+        fit.fit(module, loader())
+        assert module.steps == 7  # only the user's own steps
+        found.append(float(fit.callback_metrics[MAIN[callback]]))
+    assert math.isfinite(found[0])
+    assert found[0] == found[1]
 
 
 def test_manual_optimization_does_not_matter_without_data():
@@ -120,9 +141,10 @@ def test_manual_optimization_does_not_matter_without_data():
 def test_a_step_on_the_iterator_needs_a_loss():
     class Iterates(Counts):
         def training_step(self, dataloader_iter):
-            return super().training_step(next(dataloader_iter)[0], 0)
+            return cross_entropy(self, next(dataloader_iter)[0])
 
-    assert_refused(RSCRatio(), Iterates("wn"), loader(), "dataloader_iter")
+    example = r"Pass loss=lambda module, batch: criterion\(module\(batch\[0\]\), batch\[1\]\), predict="
+    assert_left_out(RSCRatio(), Iterates("wn"), loader(), f"dataloader_iter.*{example}")
 
 
 def collate(samples):
@@ -135,12 +157,28 @@ class DictBatches(Counts):
         return cross_entropy(self, (batch["image"], batch["label"]))
 
 
-@pytest.mark.parametrize("callback", [RSCRatio, NormTheory])  # the Hessian needs only the loss
-def test_a_batch_whose_input_cannot_be_found(callback):
-    message = (
-        r"predict of a probe batch .*'image': Tensor \(8, 6\).*predict=lambda module, batch: module\(batch\['image'\]\)"
+class Functional(DictBatches):
+    """Computes its loss without a call of forward or of a submodule."""
+
+    def training_step(self, batch, batch_idx):
+        first, _, last = self.net
+        hidden = nn.functional.linear(batch["image"], first.weight, first.bias).tanh()
+        return nn.functional.cross_entropy(nn.functional.linear(hidden, last.weight, last.bias), batch["label"])
+
+
+def test_without_a_predictor_the_loss_is_measured():
+    fit, message = assert_left_out(
+        NormTheory(on_error="raise"),
+        Functional("wn"),
+        loader(collate_fn=collate),
+        r"leaves out ntk_lambda_min, rademacher_bound, certificate_rate_measured\..*"
+        r"neither forward nor a submodule.*Pass predict=lambda module, batch: module\(batch\['image'\]\)\."
+        r" A batch is a dict \{'image': Tensor \(8, 6\)",
     )
-    assert_refused(callback(), DictBatches("wn"), loader(collate_fn=collate), message)
+    assert "loss=" not in message
+    for name in ("rsc_ratio", "loss", "grad_norm_sq", "hessian_lambda_max", "min_weight_norm"):
+        assert math.isfinite(fit.callback_metrics[f"normtheory/{name}"])
+    assert "normtheory/mean_predictor_grad_norm_sq" not in fit.callback_metrics
 
 
 @pytest.mark.parametrize(
@@ -157,25 +195,34 @@ def test_a_predictor_that_fails(predict, match):
 
 
 @pytest.mark.parametrize(
-    ("result", "match"),
+    ("result", "match", "stopped"),
     [
-        (lambda self, batch: None, "return the loss"),
-        (lambda self, batch: {"objective": 1.0}, "return the loss"),
-        (lambda self, batch: self(batch[0]).sum(1), r"scalar loss, but got a tensor of shape \(8,\)"),
+        (lambda self, batch: None, "return the loss", False),
+        (lambda self, batch: {"objective": 1.0}, "return the loss", True),
+        (lambda self, batch: self(batch[0]).sum(1), r"scalar loss, but got a tensor of shape \(8,\)", True),
     ],
 )
-def test_a_step_without_a_usable_loss(result, match):
+def test_a_step_without_a_usable_loss(result, match, stopped):
     class Strange(Counts):
         def training_step(self, batch, batch_idx):
             return result(self, batch)
 
-    assert_refused(RSCRatio(), Strange("wn"), loader(), match)
+    # Lightning itself stops at a step that returns something else than a loss.
+    stops = pytest.raises((MisconfigurationException, RuntimeError), match="training_step|scalar outputs")
+    with stops if stopped else nullcontext():
+        assert_left_out(RSCRatio(), Strange("wn"), loader(), match)
 
 
-def test_an_iterable_dataset_is_checked_on_its_first_batch():
-    assert_refused(
-        RSCRatio(), DictBatches("wn"), DataLoader(Stream(), 8, collate_fn=collate), "predict of a probe batch"
-    )
+def test_an_iterable_dataset_is_tried_on_its_first_batch():
+    data = DataLoader(Stream(), 8, collate_fn=collate)
+    assert_left_out(NTKLeastEigenvalue(), Functional("wn"), data, "leaves out ntk_lambda_min")
+
+
+@pytest.mark.parametrize(
+    ("choice", "match"), [(3, "returns 1"), ("head", "chooses none of"), (lambda module: [], "none")]
+)
+def test_parameters_that_choose_nothing(choice, match):
+    assert_refused(RSCRatio(parameters=choice), Counts("wn"), loader(), match)
 
 
 @pytest.mark.parametrize("callback", NEEDS_DATA)
@@ -209,6 +256,8 @@ def test_unknown_arguments(callback):
         ({"prefix": "a/b"}, "without slash or dot.*'a/b'"),
         ({"on_error": "ignore"}, "'warn' or 'raise', but got 'ignore'"),
         ({"loss": 3}, "function of"),
+        ({"parameters": 1.5}, "index of an optimizer, name patterns, or a function"),
+        ({"parameters": True}, "index of an optimizer, name patterns, or a function"),
     ],
 )
 def test_arguments_are_checked_at_once(arguments, match):
@@ -278,13 +327,14 @@ def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
         fit.fit(Classifier("wn"), loader())
     assert fit.current_epoch == 3
     for row in rows().values():
-        assert math.isnan(row["normtheory/rsc_ratio"])
+        assert math.isnan(row["normtheory/mean_predictor_grad_norm_sq"])
+        assert math.isfinite(row["normtheory/rsc_ratio"])
         assert math.isfinite(row["normtheory/min_weight_norm"])
     messages = [str(w.message) for w in caught if "no such kernel" in str(w.message)]
     assert [message.split()[0].removeprefix("normtheory/") for message in messages] == [
         "ntk_lambda_min",
         "certificate_rate_measured",
-        "rsc_ratio",
+        "mean_predictor_grad_norm_sq",
         "rademacher_bound",
     ]
 
@@ -356,8 +406,7 @@ def test_batches_of_one_sample_under_batchnorm():
     fit = trainer([RSCRatio(on_error="raise")], max_epochs=1)
     fit.fit(FrozenBatchNorm("bn"), single)  # each BatchNorm in the mode in which it is trained
     assert math.isfinite(fit.callback_metrics["normtheory/rsc_ratio"])
-    Counts.steps = 0
-    assert_refused(RSCRatio(batch_stats=True), FrozenBatchNorm("bn"), single, "more than 1 value per channel")
+    assert_left_out(RSCRatio(batch_stats=True), FrozenBatchNorm("bn"), single, "more than 1 value per channel")
 
 
 def test_running_statistics_that_do_not_exist():
