@@ -67,10 +67,10 @@ class EpochMeasurement:
 
     def _measure_loss(self) -> float:
         sums = torch.zeros(2, dtype=torch.float64)
-        with self.function.measuring(), torch.no_grad():
+        with self.function.measuring(), self.function.without_graph():
             for batch in self.function.batches:
                 tick("batch")
-                loss = float(self.function.loss_of(batch))
+                loss = float(self.function.loss_of(batch).detach())
                 if batch.counts:
                     sums += batch.samples * torch.tensor([loss, 1.0], dtype=torch.float64)
         total, samples = self.processes.sum(sums).tolist()

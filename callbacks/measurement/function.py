@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -60,6 +60,7 @@ class Findings:
         repeatable: whether the call depends on its arguments alone, and can be repeated outside of the step.
         rows_from: the number of the argument, among all tensors in them, that has a row for each row of the output.
         as_samples: whether the output has a row for each sample of the batch.
+        needs_graph: whether the loss cannot be computed without a graph, because it contains derivatives.
         predictor: the choice in words.
         remedy: what to pass for an unknown loss; empty: a loss function.
     """
@@ -72,6 +73,7 @@ class Findings:
     repeatable: bool = False
     rows_from: int | None = None
     as_samples: bool = True
+    needs_graph: bool = False
     predictor: str = ""
     remedy: str = ""
 
@@ -197,7 +199,7 @@ class MeasuredFunction:
                 return False
             smaller = self._pad_ranks(smaller)
             try:
-                with self.measuring(), torch.no_grad():
+                with self.measuring(), self.without_graph():
                     same = self._is_mean_over_samples(larger, smaller)
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -224,7 +226,7 @@ class MeasuredFunction:
 
     def _sum_of_losses(self, batches: Sequence[ProbeBatch]) -> float:
         """Sum over this process's samples. Padding batches are computed, too, but do not count."""
-        losses = [(batch, float(self.loss_of(batch))) for batch in batches]
+        losses = [(batch, float(self.loss_of(batch).detach())) for batch in batches]
         return sum(batch.samples * loss for batch, loss in losses if batch.counts)
 
     def _all_agree(self, here: bool) -> bool:
@@ -239,6 +241,10 @@ class MeasuredFunction:
         self.reset_state()
         with isolated_rng(batch.first):
             yield
+
+    def without_graph(self) -> AbstractContextManager[Any]:
+        """Record no graph inside, unless the loss itself needs one."""
+        return nullcontext() if self.findings.needs_graph else torch.no_grad()
 
     def loss_of(self, batch: ProbeBatch) -> Tensor:
         """Return the mean loss of a probe batch, a scalar; inside `measuring`."""
@@ -338,7 +344,7 @@ class MeasuredFunction:
         if self.findings.rows_from is not None:
             return len([x for x in tree_leaves(inputs) if isinstance(x, Tensor)][self.findings.rows_from])
         self.reset_state()
-        with torch.no_grad():
+        with self.without_graph():
             return len(self.outputs(self.model, inputs))
 
     def first_samples(self, samples: int) -> list[SampleBatch]:

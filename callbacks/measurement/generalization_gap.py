@@ -83,7 +83,7 @@ def measure_gap(function: MeasuredFunction, probe: ValidationProbe | None) -> Ga
         return None
     metric = GapMetric(**function.summing).to(function.sum_device)
     unseen = probe.batches(function.processes.rank, function.processes.count)
-    with function.measuring(independent=True), torch.no_grad():
+    with function.measuring(independent=True), function.without_graph():
         for batch in function.batches:
             tick("batch")
             loss = function.loss_of(batch)

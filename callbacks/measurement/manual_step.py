@@ -82,7 +82,7 @@ class ManualStep:
             if any(id(p) in reached for p in parameters):
                 self._since_zero.setdefault(number, []).append(len(self.losses) - 1)
             for p in parameters:  # the step may read the gradients
-                if p.grad is None and id(p) in reached:
+                if p.grad is None:
                     p.grad = torch.zeros_like(p)
         if self._stop_after is not None and len(self.losses) >= self._stop_after:
             raise StopStep

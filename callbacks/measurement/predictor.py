@@ -190,7 +190,7 @@ def _find(calls: Sequence[Call], below: set[Any] | None, ids: set[int], samples:
         if call.path == "" and usable(call) and not _inside_own(call):
             return of(call)
     for criteria in (False, True):  # a criterion may contain the model
-        candidates = _outermost(calls, lambda call: bool(usable(call)) and _may_predict(call, ids), criteria)
+        candidates = _outermost(calls, lambda call: bool(usable(call)) and _may_predict(call, ids), ids, criteria)
         ends = [{each[2] for each in usable(call)} for call in candidates]
         upstream = [{node for end in each for node in nodes_from(end)} for each in ends]
         for i, call in enumerate(candidates):
@@ -206,13 +206,15 @@ def _inside_own(call: Call) -> bool:
     return parent is not None
 
 
-def _outermost(calls: Sequence[Call], fits: Callable[[Call], bool], criteria: bool) -> list[Call]:
-    """Return the calls that fit and are not inside one that fits, nor inside a criterion unless wanted."""
+def _outermost(calls: Sequence[Call], fits: Callable[[Call], bool], theta: set[int], criteria: bool) -> list[Call]:
+    """Return the calls that fit and are not inside one that fits, nor inside a module without θ, nor inside a criterion
+    unless wanted."""
     found: list[Call] = []
     for call in calls:
         outer, parent = False, call.parent
         while parent is not None and not outer:
-            outer = any(parent is other for other in found) or (not criteria and _is_criterion(parent))
+            outer = any(parent is other for other in found) or not _has_theta(parent, theta)
+            outer = outer or (not criteria and _is_criterion(parent))
             parent = parent.parent
         if not outer and fits(call):
             found.append(call)
@@ -223,8 +225,13 @@ def _may_predict(call: Call, theta: Collection[int]) -> bool:
     # What has no input but parameters computes a weight, as a parametrization does.
     if all(isinstance(x, nn.Parameter) for _, x in tensors_in(call.arguments)):
         return False
+    return not _is_criterion(call) and _has_theta(call, theta)
+
+
+def _has_theta(call: Call, theta: Collection[int]) -> bool:
+    """Return whether a module has a parameter in θ, or no parameters at all."""
     parameters = list(call.module.parameters())
-    return not _is_criterion(call) and (not parameters or any(id(p) in theta for p in parameters))
+    return not parameters or any(id(p) in theta for p in parameters)
 
 
 def _is_criterion(call: Call) -> bool:

@@ -137,21 +137,21 @@ class TheoryInputs:
             if parts is None or parts[1].y is None:
                 return "the loss is unknown: its batches are not pairs of inputs and targets"
             inputs, (_, y, _) = parts
-            with torch.no_grad():
+            with function.without_graph():
                 with function.fresh(batch):
                     if perturbed:
                         self._perturb()
-                    loss = float(function.loss_on(data, batch.index))
+                    loss = float(function.loss_on(data, batch.index).detach())
                 with function.fresh(batch):
                     if perturbed:
                         self._perturb()
                     outputs = function.outputs(function.model, inputs)
-            found.append(identify_loss(loss, outputs.reshape(len(outputs), -1), y.to(outputs.device)))
+            found.append(identify_loss(loss, outputs.detach().reshape(len(outputs), -1), y.to(outputs.device)))
         return same_loss(found)
 
     def _perturb(self) -> None:
         """Perturb the parameters, in the same way each time; the next reset restores them."""
-        with isolated_rng():
+        with isolated_rng(), torch.no_grad():
             for parameter in self._function.model.parameters():
                 if parameter.is_floating_point():
                     parameter.add_(0.1 * torch.randn_like(parameter) * parameter.abs().mean().clamp_min(0.1))

@@ -130,8 +130,12 @@ class _Trial:
                 f"{step} itself changes trained parameters ({names[0]}{more}). Loss, gradient and Hessian are measured"
                 " at the values that it sets, starting from those at the end of the epoch."
             )
-        with torch.no_grad():
-            second = function.loss_of(self._batch)
+        try:
+            with torch.no_grad():
+                second = function.loss_of(self._batch)
+        except RuntimeError:
+            function.findings.needs_graph = True
+            second = function.loss_of(self._batch).detach()
         # Memory that is aligned differently, and kernels of other devices, may change the order of a sum.
         rounding = max(16 * torch.finfo(first.dtype).eps, 0.0 if first.device.type == "cpu" else 1e-4)
         if abs(float(first) - float(second)) > rounding * abs(float(first)):

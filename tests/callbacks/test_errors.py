@@ -208,7 +208,7 @@ def test_a_step_without_a_usable_loss(result, match, stopped):
             return result(self, batch)
 
     # Lightning itself stops at a step that returns something else than a loss.
-    stops = pytest.raises((MisconfigurationException, RuntimeError), match="training_step|scalar outputs")
+    stops = pytest.raises((MisconfigurationException, RuntimeError), match=r"training_step|scalar outputs")
     with stops if stopped else nullcontext():
         assert_left_out(RSCRatio(), Strange("wn"), loader(), match)
 
