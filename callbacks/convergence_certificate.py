@@ -15,6 +15,7 @@ from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.norms.units import min_weight_norm
 from lightning_normtheory.ntk.result import TangentKernel
 from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
+from lightning_normtheory.rsc import why_no_ratio
 from lightning_normtheory.theorems.applicability import check_theorems, why_not_batchnorm
 from lightning_normtheory.theorems.descent import (
     Condition,
@@ -148,13 +149,14 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     def _measured_rate(self, measurement: EpochMeasurement) -> dict[str, float]:
         """Return L⁺/L per optimizer step, the geometric mean since the last measurement."""
         loss, step = measurement.rsc.loss, measurement.trainer.global_step
-        last, self._last = self._last, (loss, step)
+        last, self._last, self.reasons = self._last, (loss, step), {}
         if last is None or step <= last[1]:
             return {}
         if not (math.isfinite(last[0]) and math.isfinite(loss)):
             return {_MEASURED: math.nan}
         if last[0] <= 0 or loss < 0:
-            return {}
+            self.reasons = {_MEASURED: why_no_ratio(last[0], loss)}
+            return {_MEASURED: math.nan}
         return {_MEASURED: (loss / last[0]) ** (1 / (step - last[1]))}
 
     def state_dict(self) -> dict[str, Any]:
@@ -297,7 +299,8 @@ class ConvergenceCertificate(DiagnosticCallback):
       lower bound ``…_bound`` = λ_min/(nk) from the kernel (RSC, Remark 5.5);
     * for a network of DGM's form, ``normtheory/certificate_dgm_v`` with ``…_dgm_v_margin`` (Theorem 4.1) for α ≤ 1, or
       ``…_dgm_g`` with ``…_dgm_g_margin`` (Theorem 4.2) for α > 1;
-    * ``normtheory/certificate_rate_measured``: L⁺/L per step of the optimizer, the mean since the last measurement;
+    * ``normtheory/certificate_rate_measured``: L⁺/L per step of the optimizer, the mean since the last measurement; NaN
+      where a loss is below zero;
     * ``normtheory/rho_1`` = max_h ‖v_h − v_h(0)‖ of the output weights, and without WeightNorm ``normtheory/rho`` =
       max_l ‖W_l − W_l(0)‖₂ over the hidden layers;
     * for a network of WN's own form, ``normtheory/wn_alpha``, ``…_beta``, ``…_hessian_bound``, ``…_gradient_bound``,

@@ -7,6 +7,7 @@ from typing import Any
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.rsc import why_no_ratio
 
 __all__ = ["RSCRatio"]
 
@@ -31,12 +32,15 @@ class RSCRatioDiagnostic(Diagnostic):
             "loss": rsc.loss,
             "grad_norm_sq": rsc.grad_norm_sq,
         }
+        reasons = {"rsc_ratio": why_no_ratio(rsc.loss)}
         if not measurement.function.findings.outputs_problem:
             metrics["mean_predictor_grad_norm_sq"] = rsc.mean_predictor_grad_norm_sq
-        failure = measurement.outputs_failure
-        self.reasons = {"mean_predictor_grad_norm_sq": failure} if failure else {}
+            reasons["mean_predictor_grad_norm_sq"] = measurement.outputs_failure
         if self._last_loss is not None:
-            metrics["loss_ratio"] = rsc.loss / self._last_loss if self._last_loss != 0 else math.nan
+            defined = self._last_loss > 0 and rsc.loss >= 0
+            metrics["loss_ratio"] = rsc.loss / self._last_loss if defined else math.nan
+            reasons["loss_ratio"] = why_no_ratio(rsc.loss, self._last_loss)
+        self.reasons = {name: why for name, why in reasons.items() if why and math.isnan(metrics[name])}
         self._last_loss = rsc.loss
         return metrics
 
@@ -67,7 +71,8 @@ class RSCRatio(DiagnosticCallback):
     * ``normtheory/seconds``: the time of the measurement.
 
     L is the loss of the module's own `training_step`, so R scales with it: the papers' square loss sums over outputs
-    where `torch.nn.MSELoss` averages.
+    where `torch.nn.MSELoss` averages. Where the loss is not positive, as SI-SDR, an ELBO or a cosine can be, R and the
+    ratio of losses are NaN; ‖∇L‖² is defined everywhere.
 
     Raises:
         ValueError: at fit start, if ``loss=`` or ``predict=`` fails on a batch, or the loader is empty.

@@ -12,7 +12,16 @@ from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_output_samples, list_batches, require_graph, trainable_parameters
 
-__all__ = ["RSC", "add_gradients", "gradients_of", "rsc_from_sums", "rsc_of_one_batch", "rsc_ratio", "zero_gradient"]
+__all__ = [
+    "RSC",
+    "add_gradients",
+    "gradients_of",
+    "rsc_from_sums",
+    "rsc_of_one_batch",
+    "rsc_ratio",
+    "why_no_ratio",
+    "zero_gradient",
+]
 
 
 class RSC(NamedTuple):
@@ -21,7 +30,7 @@ class RSC(NamedTuple):
     Attributes:
         loss: L, the mean over all samples.
         grad_norm_sq: ‖∇L‖² over the trainable parameters.
-        ratio: R = ‖∇L‖²/L (WN); NaN if L = 0.
+        ratio: R = ‖∇L‖²/L (WN); NaN unless L > 0.
         mean_predictor_grad_norm_sq: ‖ḡ‖², ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i) (RSC).
     """
 
@@ -41,7 +50,9 @@ def rsc_ratio(
     """Compute R(θ) = ‖∇L(θ)‖²/L(θ) for L = (1/n) Σ_i ℓ(f(x_i), y_i), and ‖ḡ‖² of the predictor, over all batches.
 
     WN, Lemma 5.1 uses R for restricted strong convexity; RSC, Theorem 5.1 uses ‖ḡ‖². R scales with the loss: the
-    papers' L sums over outputs, while `torch.nn.MSELoss` averages over them and is L/k.
+    papers' L sums over outputs, while `torch.nn.MSELoss` averages over them and is L/k. The papers assume L ≥ 0, with
+    infimum 0: for a loss that can be negative (SI-SDR, an ELBO, a cosine), R depends on the constant that one adds to
+    it, and for L ≤ 0 it is undefined.
 
     Args:
         model: f; outputs of shape (n, …), where all axes after the first count as the k outputs.
@@ -84,8 +95,12 @@ def rsc_from_sums(
     """Compute the result from sums over samples and outputs, which batches and processes can add up first."""
     loss = loss_sum / samples
     grad_norm_sq = float(loss_gradient_sum @ loss_gradient_sum) / samples**2
-    ratio = grad_norm_sq / loss if loss != 0 else float("nan")
-    return RSC(loss, grad_norm_sq, ratio, float(predictor_gradient_sum @ predictor_gradient_sum) / outputs**2)
+    return RSC(
+        loss,
+        grad_norm_sq,
+        _ratio(grad_norm_sq, loss),
+        float(predictor_gradient_sum @ predictor_gradient_sum) / outputs**2,
+    )
 
 
 def gradients_of(
@@ -129,8 +144,28 @@ def rsc_of_one_batch(
     squares = [_sum_of_products(each, each) for each in (loss_gradients, predictor_gradients)]
     norms = (squares[0] * squares[1]) ** 0.5
     cosine = _sum_of_products(loss_gradients, predictor_gradients) / norms if norms > 0 else float("nan")
-    ratio = squares[0] / loss if loss != 0 else float("nan")
-    return RSC(loss, squares[0], ratio, squares[1] / outputs**2), cosine
+    return RSC(loss, squares[0], _ratio(squares[0], loss), squares[1] / outputs**2), cosine
+
+
+def _ratio(grad_norm_sq: float, loss: float) -> float:
+    return grad_norm_sq / loss if loss > 0 else float("nan")
+
+
+def why_no_ratio(*losses: float) -> str:
+    """Return why losses cannot be divided by, or have no rate; empty if they can, or are not finite.
+
+    Example:
+        >>> why_no_ratio(0.5, -2.0)
+        'the loss is below zero, and ratios and rates are defined for positive losses only'
+        >>> why_no_ratio(0.5)
+        ''
+    """
+    lowest = min(losses)
+    if not lowest <= 0:
+        return ""
+    return (
+        f"the loss is {'below ' if lowest < 0 else ''}zero, and ratios and rates are defined for positive losses only"
+    )
 
 
 def _sum_of_products(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float:

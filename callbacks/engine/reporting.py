@@ -132,7 +132,8 @@ class ReportingCallback(HostCallback):
         notes = self._notes()
         try:
             about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
-            reasons = {self._metric_name(name): why for name, why in self._fit.reasons.items()}
+            # As clauses, which a reading can end with.
+            reasons = {self._metric_name(k): " ".join(why.split()).rstrip(".") for k, why in self._fit.reasons.items()}
             first = notes != self._fit.header_notes
             run_file.write(trainer, about, metrics, users, reasons, epoch=epoch, first=first)
             self._fit.header_notes = notes

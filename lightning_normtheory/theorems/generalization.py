@@ -34,6 +34,8 @@ def generalization_bound(
         cross entropy:  gap ≤ 2·√2·√2 Σ_h R_h + (ln k + 2 max F) √(2 ln(2/δ)/n)      (Maurer 2016, Corollary 4)
         logistic:       gap ≤ 2 R + (ln 2 + F) √(2 ln(2/δ)/n)
 
+    All three losses lie in [0, b], b being the second factor; there is no bound here for a loss that can be negative.
+
     The grid for the q radii: each is rounded up to a power of 1 + 1/q, which increases C by a factor of at most
     (1 + 1/q)^q < e. The powers i_1, …, i_q get the share Π_j 1/(4(|i_j| + 1)²) of δ; the shares sum to less than one.
 

@@ -338,3 +338,14 @@ def test_ratio_and_mean_gradient_lie_between_the_eigenvalues(name, n, seed, scal
     assert 4 * (smallest - rounding) / n <= result.ratio <= 4 * (largest + rounding) / n
     outputs = len(eigenvalues)
     assert (smallest - rounding) / outputs <= result.mean_predictor_grad_norm_sq <= (largest + rounding) / outputs
+
+
+@pytest.mark.parametrize("constant", [10.0, 2.5])
+def test_a_loss_that_is_not_positive_has_no_ratio(constant):
+    """L − 10 used to have R = 49/(2.5 − 10) = −6.5; ‖∇L‖² is that of L."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    batches = [(torch.tensor([[1.0]]), torch.tensor([[0.0]])), (torch.tensor([[3.0]]), torch.tensor([[1.0]]))]
+    found = rsc_ratio(model, lambda output, y: nn.functional.mse_loss(output, y) - constant, batches)
+    assert (found.loss, found.grad_norm_sq, found.mean_predictor_grad_norm_sq) == (2.5 - constant, 49.0, 4.0)
+    assert math.isnan(found.ratio)

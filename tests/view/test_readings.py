@@ -16,14 +16,22 @@ from lightning_normtheory.view.readings.phrases import number, percent, since, t
 BY_KEY = {panel.key: panel for panel in PANELS}
 
 
-def history(optimizers=(), settings=(), **series):
-    """A run whose metrics are given as lists over the epochs; ``layers__`` stands for ``layers/``."""
+BELOW = "the loss is below zero"
+
+
+def history(optimizers=(), settings=(), reasons=(), **series):
+    """A run whose metrics are given as lists over the epochs; ``layers__`` stands for ``layers/``.
+
+    Args:
+        reasons: by name, the same in every epoch in which the metric is NaN or missing.
+    """
     named = {name.replace("layers__", "layers/"): values for name, values in series.items()}
     epochs = range(max(map(len, named.values()), default=0))
-    rows = [
-        Row(epoch, 10 * epoch, float(epoch), {name: v[epoch] for name, v in named.items() if epoch < len(v)}, {})
-        for epoch in epochs
-    ]
+    rows = []
+    for epoch in epochs:
+        values = {name: v[epoch] for name, v in named.items() if epoch < len(v)}
+        why = {name: text for name, text in dict(reasons).items() if math.isnan(values.get(name, math.nan))}
+        rows.append(Row(epoch, 10 * epoch, float(epoch), values, {}, reasons=why))
     return History(Path(), "demo", "normtheory", list(settings), optimizers=tuple(optimizers), rows=rows)
 
 
@@ -301,3 +309,59 @@ def test_words():
     assert times(1e12) == "1e12 times"
     assert trend({0: math.inf, 1: 2.0}) == "was infinite at first and is 2 at last"
     assert since({0: False}) is None
+
+
+# -- losses below zero, and reasons ------------------------------------------------------------------------------------
+
+
+def test_a_loss_below_zero_rises_and_falls_as_any_other():
+    assert read("loss", loss=[-3.0, -5.0]).finding == "The loss has fallen."
+    assert read("loss", loss=[-5.0, -4.999]).finding == "The loss has not fallen."
+    assert read("loss", loss=[-5.0, -3.0]).finding == "The loss has risen."
+    rising = {"generalization_validation_loss": [-3.0, -2.9, -2.5]}
+    assert read("population", **rising).finding == "The validation loss has passed its minimum."
+    falling = {"generalization_validation_loss": [-3.0, -3.1, -3.05]}  # used to have passed it: −3.05 > 1.05 · −3.1
+    assert read("population", **falling).finding == "The validation loss has not passed its minimum."
+
+
+def test_r_of_a_loss_below_zero_is_undefined_and_no_fault():
+    """It used to be −191, with "the gradient has vanished"."""
+    nan = [math.nan] * 2
+    reading = read("rsc", reasons={"rsc_ratio": BELOW}, loss=[-3.0, -5.0], rsc_ratio=nan)
+    assert reading == ("R is not a number.", f"R is undefined in every epoch: {BELOW}.", "note")
+    assert read("rsc", loss=nan, rsc_ratio=nan).mood == "bad"
+    reading = read("rate", reasons={"certificate_rate_measured": BELOW}, loss=[-1, -2], certificate_rate_measured=nan)
+    assert (reading.text.endswith(f": {BELOW}."), reading.mood) == (True, "note")
+
+
+def test_the_losses_tell_whether_they_fell_where_ratios_are_undefined():
+    """Used to be "fell in 1 of 2 epochs", from ratios of negative losses: 2 where the loss fell from −2 to −4."""
+    ratios = {"loss": [1.0, -2.0, -4.0, -3.0], "loss_ratio": [0.5, math.nan, math.nan, math.nan]}
+    reading = read("loss_ratio", reasons={"loss_ratio": BELOW}, **ratios)
+    assert reading.finding == "The loss fell in most epochs."
+    assert reading.text.startswith("The loss fell in 3 of 4 measured epochs; the largest ratio is 0.5.")
+    assert reading.text.endswith(f"undefined in 3 of 4 epochs: {BELOW}.")
+    # The first epoch has no loss before it.
+    reading = read("loss_ratio", reasons={"loss_ratio": BELOW}, loss=[-1.0], loss_ratio=[math.nan])
+    assert reading.text == f"L_t/L_{{t−1}} is undefined in epoch 0: {BELOW}."
+    # The loss comes back from below.
+    reading = read("loss_ratio", reasons={"loss_ratio": BELOW}, loss=[-1, 2, 1.0], loss_ratio=[math.nan, math.nan, 0.5])
+    assert "fell in 1 of 2 measured epochs" in reading.text
+
+
+def test_a_sign_that_changes_on_the_way_is_told():
+    reading = read("rsc", reasons={"rsc_ratio": BELOW}, loss=[1, -1, 2.0], rsc_ratio=[3.0, math.nan, 2.0])
+    assert reading.finding == "R is positive."
+    assert reading.text.endswith(f" R is undefined in epoch 1: {BELOW}.")
+
+
+def test_a_reason_is_told_where_a_curve_ends():
+    why = {"hessian_lambda_max": "MemoryError: 9 GB"}
+    text = read(EDGE, reasons=why, hessian_lambda_max=[2.0, math.nan], hessian_edge=[10] * 2).text
+    assert text == "λ_max was 2 in epoch 0, and is undefined since epoch 1: MemoryError: 9 GB."
+    text = read("kernel", reasons={"ntk_lambda_min": "no predictor"}, loss=[1.0] * 3, ntk_lambda_min=[2.0]).text
+    assert text.endswith("has not been measured since: no predictor.")
+    text = read("rademacher", reasons={"rademacher_bound": "attention has no bound"}, rademacher_bound=[math.nan]).text
+    assert text == "There is no bound: attention has no bound."
+    text = read("gap", reasons={"generalization_bound": "the loss is unknown"}, generalization_gap=[0.1]).text
+    assert text == "The gap is 0.1; there is no bound for this run: the loss is unknown."

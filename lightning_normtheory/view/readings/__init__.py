@@ -9,7 +9,10 @@ from lightning_normtheory.view.panels import Panel
 from lightning_normtheory.view.readings import bounds, geometry, training
 from lightning_normtheory.view.readings.phrases import Reading, Severity, number, since, trend
 
-__all__ = ["READINGS", "Reading", "Severity", "read_panel"]
+__all__ = ["READINGS", "Reading", "Severity", "read_panel", "unmeasured"]
+
+# They are defined for positive losses only: no reason to worry if the loss is negative.
+_POSITIVE_LOSS = {"rsc_ratio", "loss_ratio", "certificate_rate_measured"}
 
 READINGS: dict[str, Callable[[History], Reading | None]] = {**training.READINGS, **geometry.READINGS, **bounds.READINGS}
 
@@ -29,29 +32,54 @@ def read_panel(panel: Panel, history: History) -> Reading | None:
     if not history.rows:
         return None
     read = READINGS.get(panel.key, lambda history: _plain(panel, history))
-    return _broken(panel, history) or read(history)
-
-
-def _broken(panel: Panel, history: History) -> Reading | None:
-    """Report that the first line of a panel ended or became NaN: an older value must not be read as current."""
     name = next((line.metric for line in panel.lines if history.series(line.metric)), None)
     if name is None:
-        return None
+        return read(history)
+    reading = _broken(panel, name, history) or read(history)
+    undefined, why = [epoch for epoch, value in history.series(name).items() if math.isnan(value)], history.reason(name)
+    if not undefined or not why or (reading and why in reading.text):
+        return reading
+    symbol, epochs = find_metric(name).symbol, len(history.series(name))
+    when = f"epoch {undefined[0]}" if len(undefined) == 1 else f"{len(undefined)} of {epochs} epochs"
+    text = f"{symbol} is undefined in {when}: {why}."
+    return reading._replace(text=f"{reading.text} {text}") if reading else Reading(f"{symbol} is not a number.", text)
+
+
+def _broken(panel: Panel, name: str, history: History) -> Reading | None:
+    """Report that the first line of a panel ended or became NaN: an older value must not be read as current."""
     series, symbol = history.series(name), find_metric(name).symbol
-    last = max(series)
+    last, why = max(series), history.reason(name)
+    because = f": {why}." if why else "."
     if _ended(series, history):
-        text = f"{symbol} was {number(series[last])} in epoch {last}, and has not been measured since."
+        text = f"{symbol} was {number(series[last])} in epoch {last}, and has not been measured since{because}"
         return Reading(f"{symbol} is no longer measured.", text)
     start = since({epoch: math.isnan(value) for epoch, value in series.items()})
-    if start is None:
+    # Some networks have no bound, and the losses tell whether they fell where their ratio is undefined.
+    if start is None or (panel.key == "rademacher" and start == min(series)):
         return None
+    negative = name in _POSITIVE_LOSS and -math.inf < history.last("loss") <= 0
+    if panel.key == "loss_ratio" and negative:
+        return None
+    mood: Severity = "note" if negative else "bad"
     if start == min(series):
-        if panel.key == "rademacher":  # some networks have no bound
-            return None
-        return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch.", "bad")
+        return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch{because}", mood)
     before = max(epoch for epoch in series if epoch < start)
-    text = f"{symbol} is undefined since epoch {start}; in epoch {before} it was {number(series[before])}."
-    return Reading(f"{symbol} is not a number.", text, "bad")
+    text = f"{symbol} was {number(series[before])} in epoch {before}, and is undefined since epoch {start}{because}"
+    return Reading(f"{symbol} is not a number.", text, mood)
+
+
+def unmeasured(history: History) -> dict[str, str]:
+    """Return why metrics are missing that the run has never logged, by their names.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> row = Row(0, 1, 0.0, {"loss": 1.0}, {}, reasons={"ntk_lambda_min": "no predictor was found"})
+        >>> unmeasured(History(Path(), "demo", "normtheory", rows=[row]))
+        {'ntk_lambda_min': 'no predictor was found'}
+    """
+    logged = set(history.names())
+    return {name: why for row in history.rows for name, why in row.reasons.items() if name not in logged}
 
 
 def _ended(series: Mapping[int, float], history: History) -> bool:

@@ -17,9 +17,9 @@ def _gap(history: History) -> Reading | None:
     if math.isnan(bound):
         if math.isnan(gap):
             return None
-        return Reading(
-            "There is no bound on the gap.", f"The gap is {number(gap)}; there is no bound for this network."
-        )
+        why = history.reason("generalization_bound")
+        text = f"The gap is {number(gap)}; there is no bound for this run{f': {why}' if why else ''}."
+        return Reading("There is no bound on the gap.", text)
     measured = "The gap was not measured" if math.isnan(gap) else f"The gap is {number(gap)}"
     if gap > bound:
         text = f"{measured}, above its bound {number(bound)}, which should hold with probability 1 − δ."
@@ -37,7 +37,7 @@ def _new_samples(history: History) -> Reading | None:
         return None
     best = min(losses, key=losses.__getitem__)
     last = losses[max(losses)]
-    if last > 1.05 * losses[best] and best != max(losses):
+    if last > losses[best] + 0.05 * abs(losses[best]) and best != max(losses):
         text = f"The validation loss is {number(last)}, up from {number(losses[best])} in epoch {best}."
         return Reading("The validation loss has passed its minimum.", text, "bad")
     return Reading("The validation loss has not passed its minimum.", f"The validation loss {trend(losses)}.", "good")
@@ -48,9 +48,9 @@ def _rademacher(history: History) -> Reading | None:
     if not series:
         return None
     if math.isnan(history.last("rademacher_bound")):
-        return Reading(
-            "There is no bound on the complexity.", "A warning in the run's log names the operation without a bound."
-        )
+        why = history.reason("rademacher_bound")
+        text = f"There is no bound{f': {why}' if why else ' for this network'}."
+        return Reading("There is no bound on the complexity.", text)
     first, *_, last = (*series.values(), *series.values())
     text = f"The bound {trend(series)}: it follows the norms of the layers."
     if len(series) == 1:

@@ -20,7 +20,7 @@ def _loss(history: History) -> Reading | None:
         return Reading("The loss is not finite." if still else "The loss was not finite at times.", text, "bad")
     first, *_, last = (*loss.values(), *loss.values())
     text = f"The loss of the probe {trend(loss)}."
-    if last > 1.01 * first:
+    if last > first + 0.01 * abs(first):
         return Reading("The loss has risen.", text, "bad")
     return Reading("The loss has fallen.", text, "good") if last < first else Reading("The loss has not fallen.", text)
 
@@ -56,10 +56,9 @@ def _ratio(history: History) -> Reading | None:
     bound = now.get("certificate_ntk_ratio_bound", math.nan)
     if bound > 0:
         text += f" The tangent kernel guarantees at least {number(bound)} on its own samples."
-    if now["rsc_ratio"] > 0:
-        return Reading("R is positive.", text)
-    text = f"R is {number(now['rsc_ratio'])}: the gradient has vanished."
-    return Reading("R is not positive.", text, "bad")
+    if now["rsc_ratio"] == 0:
+        return Reading("R is zero.", "R is 0: the gradient has vanished.", "bad")
+    return Reading("R is positive.", text)
 
 
 def _alpha(history: History) -> Reading | None:
@@ -122,17 +121,20 @@ def _rate(history: History) -> Reading | None:
 
 
 def _loss_ratio(history: History) -> Reading | None:
-    ratios = {epoch: ratio for epoch, ratio in history.series("loss_ratio").items() if not math.isnan(ratio)}
-    if not ratios:
+    ratios, losses = history.series("loss_ratio"), history.series("loss")
+    # Where the ratio is undefined, as for a loss below zero, the losses themselves still compare.
+    before = dict(zip([*losses][1:], losses.values()))
+    fell = {epoch: losses[epoch] < loss for epoch, loss in before.items() if math.isfinite(losses[epoch] - loss)}
+    fell.update({epoch: ratio < 1 for epoch, ratio in ratios.items() if not math.isnan(ratio)})
+    fell = {epoch: fell[epoch] for epoch in ratios if epoch in fell}
+    if not fell:
         return None
-    falls = sum(ratio < 1 for ratio in ratios.values())
-    largest = number(max(ratios.values()), 4)
-    text = f"The loss fell in {falls} of {len(ratios)} measured epochs; the largest ratio is {largest}."
-    if falls == len(ratios):
+    falls, known = sum(fell.values()), [ratio for ratio in ratios.values() if not math.isnan(ratio)]
+    text = f"The loss fell in {falls} of {len(fell)} measured epochs"
+    text += f"; the largest ratio is {number(max(known), 4)}." if known else "."
+    if falls == len(fell):
         return Reading("The loss fell in every epoch.", text, "good")
-    return Reading(
-        "The loss fell in most epochs." if 2 * falls > len(ratios) else "The loss rose in many epochs.", text
-    )
+    return Reading("The loss fell in most epochs." if 2 * falls > len(fell) else "The loss rose in many epochs.", text)
 
 
 def _mean_gradient(history: History) -> Reading | None:
