@@ -69,6 +69,24 @@ class History:
     source: str = ""
     measured: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def used_settings(self) -> list[dict[str, Any]]:
+        """The settings of each callback, with the number of samples used where a data set has fewer than asked for.
+
+        Example:
+            >>> History(Path(), "", "", [{"probe": 512, "samples": 50}]).used_settings
+            [{'probe': '50 (512 asked for)'}]
+        """
+        found = []
+        for settings in self.settings:
+            used = {"probe": settings.get("samples", math.nan), "ntk_samples": self.last("ntk_samples")}
+            shown = {name: value for name, value in settings.items() if name != "samples"}
+            for name, count in used.items():
+                if name in shown and not math.isnan(count) and count != shown[name]:
+                    shown[name] = f"{count:.0f} ({shown[name]} asked for)"
+            found.append(shown)
+        return found
+
     def series(self, name: str) -> dict[int, float]:
         """Return the values of a metric by epoch. The prefix ``users/`` selects what the run logged itself.
 

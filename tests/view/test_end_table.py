@@ -16,7 +16,7 @@ from support.lit import Classifier, loader, trainer
 NAN = math.nan
 
 
-def history(*metrics, prefix="normtheory", settings=({"probe": 512},), **others):
+def history(*metrics, prefix="normtheory", settings=({"probe": 10**6, "samples": 512},), **others):
     """One row for each dict of metrics."""
     rows = [Row(epoch, 10 * epoch, float(epoch), dict(each), {}) for epoch, each in enumerate(metrics)]
     path = Path("normtheory.jsonl")
@@ -62,7 +62,7 @@ THEOREMS = (
 def test_everything_at_once():
     first = {**FULL, "min_weight_norm": 0.5326, "hessian_lambda_max": 1.16, "generalization_gap": 0.0012}
     assert end_table(history(first, FULL, theorems=THEOREMS)).splitlines() == [
-        "normtheory: 2 epochs measured on up to 512 samples, 3.1 s",
+        "normtheory: 2 epochs measured on 512 samples, 3.1 s",
         "                          first      last   theory",
         "w_min                    0.5326    0.5330",
         "R = ‖∇L‖²/L              0.0229    0.0229",
@@ -101,7 +101,7 @@ def test_one_epoch_is_one_column():
 
 def test_skipped_epochs_are_counted_apart():
     text = end_table(history({**FULL, "skipped": 0.0}, {"skipped": 1.0}, {}, {**FULL, "skipped": 0.0}))
-    assert text.splitlines()[0] == "normtheory: 2 epochs measured on up to 512 samples, 1 skipped, 3.1 s"
+    assert text.splitlines()[0] == "normtheory: 2 epochs measured on 512 samples, 1 skipped, 3.1 s"
 
 
 def test_a_limit_with_momentum_stands_in_place_of_2_over_eta():
@@ -127,8 +127,23 @@ def test_a_bound_that_says_something_is_not_called_vacuous():
 
 def test_nan_is_a_dash_with_a_word():
     text = end_table(history({"rsc_ratio": 1.0, "rademacher_bound": NAN}, {"rsc_ratio": NAN, "rademacher_bound": 1.0}))
-    assert cells(text, "R =") == ["1.00", "–", "NaN: see the warning"]
+    assert cells(text, "R =") == ["1.00", "–", "NaN"]
     assert cells(text, "Rademacher") == ["–", "1.00", "NaN at first"]
+
+
+def test_a_reason_stands_below_the_table():
+    run = history({"rsc_ratio": 1.0, "loss": 2.0}, {"rsc_ratio": NAN, "loss": -2.0})
+    below, long = "the loss is below zero", "RuntimeError: " + "no such kernel, " * 100
+    run.rows[1] = run.rows[1]._replace(reasons={"rsc_ratio": below, "loss_ratio": below})
+    run.rows[:] = [row._replace(reasons={**row.reasons, "ntk_lambda_min": long}) for row in run.rows]
+    text = end_table(run)
+    assert cells(text, "R =") == ["1.00", "–", "NaN: see below"]
+    lines = text.splitlines()
+    assert "– R, L_t/L_{t−1} in 1 of 2 epochs: the loss is below zero." in lines
+    start = next(i for i, line in enumerate(lines) if line.startswith("– λ_min(K): RuntimeError: no such kernel"))
+    assert len(lines[start : start + 3]) == len(lines[start:]) == 3  # however long it is
+    assert lines[-1].endswith(" …")
+    assert all(len(line) <= 80 for line in lines)
 
 
 def test_a_bound_that_is_nan_is_not_shown():
@@ -156,7 +171,7 @@ def test_the_comparison_belongs_to_the_epoch_of_the_last_value():
 
 
 def test_callbacks_with_different_probes_name_none():
-    text = end_table(history(FULL, settings=[{"probe": 512}, {"probe": 64}]))
+    text = end_table(history(FULL, settings=[{"samples": 512}, {"samples": 64}]))
     assert text.splitlines()[0] == "normtheory: 1 epoch measured, 1.6 s"
     assert end_table(history(FULL, settings=[])).splitlines()[0] == "normtheory: 1 epoch measured, 1.6 s"
 
@@ -199,7 +214,7 @@ def test_a_real_fit(tmp_path):
     (path,) = tmp_path.rglob("normtheory.jsonl")
     ours, other = read_histories(path)
     text = end_table(ours)
-    assert text.startswith("normtheory: 3 epochs measured on up to 16 samples, ")
+    assert text.startswith("normtheory: 3 epochs measured on 16 samples, ")
     for label, name in {"w_min": "min_weight_norm", "λ_max": "hessian_lambda_max", "λ_min": "ntk_lambda_min"}.items():
         first, last = (row.metrics[name] for row in (ours.rows[0], ours.rows[-1]))
         assert [float(number) for number in cells(text, label)[:2]] == pytest.approx([first, last], rel=6e-3)

@@ -7,9 +7,11 @@ from typing import Any
 from lightning_normtheory.record.grouping import named
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.theorem_status import TheoremStatus
-from lightning_normtheory.view.html.panels import Runs, format_range, join_names
+from lightning_normtheory.record.wording import join_names
+from lightning_normtheory.view.html.panels import Runs, format_range
+from lightning_normtheory.view.readings.reasons import missing
 
-__all__ = ["settings_groups", "theorem_tables"]
+__all__ = ["reason_tables", "settings_groups", "theorem_tables"]
 
 # A number such as 0.62 that is not part of a layer's name.
 _MEASURED = re.compile(r"(?<![\w.])\d+\.\d+\b")
@@ -53,14 +55,21 @@ def _merged(reasons: Sequence[str]) -> str:
     return _MEASURED.sub(lambda _: ranges.pop(0), reasons[0])
 
 
+def reason_tables(runs: Runs) -> list[dict[str, Any]]:
+    """Return tables of what is NaN or missing, and why; runs with equal ones share them."""
+    groups = _group_by([run for run in runs if missing(run[1])], lambda history: tuple(missing(history)))
+    return [{"runs": _group_title(group, groups), "rows": missing(group[0][1])} for group in groups]
+
+
 def settings_groups(runs: Runs) -> list[dict[str, Any]]:
     """Return tables of settings and versions; runs with equal ones share them."""
 
     def tables(history: History) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-        captioned = [(str(of.get("callback", "settings")), of) for of in history.settings]
+        captioned = [(str(of.get("callback", "settings")), of) for of in history.used_settings]
         return tuple(
             (caption, tuple((name, named(value)) for name, value in pairs.items() if name != "callback"))
-            for caption, pairs in [*captioned, ("versions", history.versions)]
+            for caption, pairs in [("measured", history.measured), *captioned, ("versions", history.versions)]
+            if pairs
         )
 
     groups = _group_by(runs, tables)

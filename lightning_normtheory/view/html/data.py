@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ def panel_plots(histories: Sequence[History]) -> list[Plot]:
     for panel in PANELS:
         lines = [(name, line.role) for line in panel.lines for name in names if find_metric(name).name == line.metric]
         if lines:
-            found.append(_plot(panel, lines, several))
+            found.append(_plot(_with_axis(panel, lines, histories), lines, several))
     return found
 
 
@@ -83,7 +84,15 @@ def user_plots(histories: Sequence[History]) -> list[Plot]:
     panels = [_user_panel("The run's own losses", losses, "log", "As the run logged them.")] if losses else []
     panels += [_user_panel(name, [name], "linear", about) for name in names if name not in losses]
     several = len(histories) > 1
-    return [_plot(panel, [(line.metric, line.role) for line in panel.lines], several) for panel in panels]
+    drawn = [(panel, [(line.metric, line.role) for line in panel.lines]) for panel in panels]
+    return [_plot(_with_axis(panel, lines, histories), lines, several) for panel, lines in drawn]
+
+
+def _with_axis(panel: Panel, lines: Iterable[tuple[str, Role]], histories: Sequence[History]) -> Panel:
+    """Return the panel, with a linear axis if a loss is below zero: a log axis would hide it."""
+    losses = [name for name, _ in lines if "loss" in name.lower()]
+    values = (value for history in histories for name in losses for value in history.series(name).values())
+    return replace(panel, scale="linear") if any(value < 0 for value in values) else panel
 
 
 def _user_panel(title: str, names: Iterable[str], scale: Any, about: str) -> Panel:

@@ -32,13 +32,16 @@ def title(runs: Runs) -> str:
 def facts(runs: Runs) -> dict[str, str]:
     """Return when, on which samples and for how many epochs the runs were measured."""
     histories = [history for _, history in runs]
-    settings = [of for history in histories for of in history.settings]
+    settings = [of for history in histories for of in history.used_settings]
+    measured = [history.measured for history in histories]
     epochs = format_range([float(len(history.rows)) for history in histories])
     pairs = {
         "measured": _period([row.time for history in histories for row in history.rows]),
         "epochs": epochs + (" each" if len(runs) > 1 else "") + _planned(histories),
         "samples": _values(settings, "probe"),
-        "loss": _values(settings, "loss"),
+        "loss": _values(measured, "loss") or _values(settings, "loss"),
+        "predictor": _values(measured, "predictor"),
+        "parameters": _values(measured, "parameters"),
         "BatchNorm": _values(settings, "batch_stats"),
         "optimizer": ", ".join(dict.fromkeys(name for history in histories for name in history.optimizers)),
     }

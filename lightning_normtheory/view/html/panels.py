@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_normtheory.record.history import History
+from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.view.html.data import Curve, Plot
 from lightning_normtheory.view.panels import Panel
 from lightning_normtheory.view.readings import Severity, read_panel
+from lightning_normtheory.view.readings.reasons import missing_in
 
-__all__ = ["Finding", "PanelContent", "Runs", "describe_panel", "findings", "format_range", "join_names", "summarize"]
+__all__ = ["Finding", "PanelContent", "Runs", "describe_panel", "findings", "format_range", "summarize", "unmeasured"]
 
 Runs = Sequence[tuple[str, History]]
 
@@ -77,14 +79,16 @@ def summarize(finding: Finding, runs: int, *, with_names: bool = True) -> str:
     return f"In {count} of {runs} runs: {finding.sentence.removesuffix('.')} ({join_names(list(finding.texts))})."
 
 
-def join_names(names: Sequence[str], most: int = 4) -> str:
-    """
-    Example:
-        >>> join_names(["a", "b", "c"]), join_names(["a", "b", "c"], most=2)
-        ('a, b, c', 'a, b and 1 more')
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+def unmeasured(section: str, runs: Runs) -> list[str]:
+    """Return why panels of a section are missing, and in which of several runs."""
+    found: dict[str, list[str]] = {}
+    for name, history in runs:
+        for text in missing_in(section, history):
+            found.setdefault(text, []).append(name)
+    return [
+        text if len(runs) == 1 else summarize(Finding(text, "note", dict.fromkeys(names, text)), len(runs))
+        for text, names in found.items()
+    ]
 
 
 def describe_panel(plot: Plot, position: int, runs: Runs) -> PanelContent:

@@ -10,10 +10,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.view.glossary import GLOSSARY
-from lightning_normtheory.view.html.about import settings_groups, theorem_tables
+from lightning_normtheory.view.html.about import reason_tables, settings_groups, theorem_tables
 from lightning_normtheory.view.html.data import page_data, panel_plots, user_plots
 from lightning_normtheory.view.html.head import cards, facts, title
-from lightning_normtheory.view.html.panels import describe_panel
+from lightning_normtheory.view.html.panels import describe_panel, unmeasured
 from lightning_normtheory.view.html.run_names import named_runs
 from lightning_normtheory.view.panels import SECTIONS
 
@@ -55,9 +55,11 @@ def _page(histories: Sequence[History]) -> str:
     for name in SECTIONS:
         inside = [one for one in panels if one.panel.section == name]
         first_cards = cards(panels, runs) if name == "Overview" else []
-        if inside or first_cards:
+        absent = unmeasured(name, runs)
+        if inside or first_cards or absent:
             first, details = ([one for one in inside if one.panel.detail == detail] for detail in (False, True))
-            sections.append({"title": name, "cards": first_cards, "panels": first, "details": details})
+            section = {"title": name, "cards": first_cards, "absent": absent, "panels": first, "details": details}
+            sections.append(section)
     script, style = "\n".join(map(_asset, _SCRIPTS)), _asset("page.css")
     return _templates.get_template("page.html").render(
         script=script,
@@ -69,6 +71,7 @@ def _page(histories: Sequence[History]) -> str:
         several=len(runs) > 1,
         sections=sections,
         theorem_tables=theorem_tables(runs),
+        reason_tables=reason_tables(runs),
         settings_groups=settings_groups(runs),
         # Without the folders of the machine.
         files=[(name, f"{history.run}/{history.path.name}") for name, history in runs],

@@ -9,7 +9,7 @@ from lightning_normtheory.view.panels import Panel
 from lightning_normtheory.view.readings import bounds, geometry, training
 from lightning_normtheory.view.readings.phrases import Reading, Severity, number, since, trend
 
-__all__ = ["READINGS", "Reading", "Severity", "read_panel", "unmeasured"]
+__all__ = ["READINGS", "Reading", "Severity", "read_panel"]
 
 # They are defined for positive losses only: no reason to worry if the loss is negative.
 _POSITIVE_LOSS = {"rsc_ratio", "loss_ratio", "certificate_rate_measured"}
@@ -66,20 +66,6 @@ def _broken(panel: Panel, name: str, history: History) -> Reading | None:
     before = max(epoch for epoch in series if epoch < start)
     text = f"{symbol} was {number(series[before])} in epoch {before}, and is undefined since epoch {start}{because}"
     return Reading(f"{symbol} is not a number.", text, mood)
-
-
-def unmeasured(history: History) -> dict[str, str]:
-    """Return why metrics are missing that the run has never logged, by their names.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from lightning_normtheory.record.history import Row
-        >>> row = Row(0, 1, 0.0, {"loss": 1.0}, {}, reasons={"ntk_lambda_min": "no predictor was found"})
-        >>> unmeasured(History(Path(), "demo", "normtheory", rows=[row]))
-        {'ntk_lambda_min': 'no predictor was found'}
-    """
-    logged = set(history.names())
-    return {name: why for row in history.rows for name, why in row.reasons.items() if name not in logged}
 
 
 def _ended(series: Mapping[int, float], history: History) -> bool:

@@ -57,7 +57,7 @@ def _trace(history: History) -> Reading | None:
     if math.isnan(value):
         return None
     text = f"tr(∇²L) is {number(value)}" + ("." if math.isnan(error) else f" ± {number(error)} (standard error).")
-    if abs(value) <= 3 * error:
+    if abs(value) <= 3 * error or value == 0:
         text += " More products give a smaller error: hvps, in NormTheory trace_hvps." if error > 0 else ""
         return Reading("The trace of the Hessian cannot be told from zero.", text)
     if value < 0:

@@ -1,12 +1,14 @@
 """The table at the end of a fit: first and last values, compared with the theory."""
 
 import math
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from lightning_normtheory.record.history import History, Row
 from lightning_normtheory.record.metrics import METRICS
+from lightning_normtheory.view.readings.reasons import missing
 
 __all__ = ["end_table"]
 
@@ -21,8 +23,8 @@ def end_table(history: History, width: int = 80) -> str:
         >>> from pathlib import Path
         >>> rows = [Row(0, 9, 0.0, {"hessian_lambda_max": 1.16, "hessian_edge": 10.0, "seconds": 0.5}, {}),
         ...         Row(1, 18, 1.0, {"hessian_lambda_max": 8.97, "hessian_edge": 10.0, "seconds": 0.7}, {})]
-        >>> print(end_table(History(Path(), "demo", "normtheory", [{"probe": 512}], rows=rows)))
-        normtheory: 2 epochs measured on up to 512 samples, 1.2 s
+        >>> print(end_table(History(Path(), "demo", "normtheory", [{"samples": 512}], rows=rows)))
+        normtheory: 2 epochs measured on 512 samples, 1.2 s
                                first   last   theory
         λ_max of the Hessian    1.16   8.97   2/η = 10
     """
@@ -30,6 +32,11 @@ def end_table(history: History, width: int = 80) -> str:
     if not rows:
         return ""
     lines = [*_fold(_headline(history, rows).split(" "), width), *_table(_lines(history, rows), rows, width)]
+    for one in missing(history):
+        when = "" if one.when == "every epoch" else f" in {one.when}"
+        lines += _fold(
+            textwrap.shorten(f"– {one.symbols}{when}: {one.why}.", 3 * width - 20, placeholder=" …").split(" "), width
+        )
     if history.theorems:
         lines += _fold(["theorems that apply:", *_listed(_theorems(history) or ["none"], ";")], width)
     return "\n".join(lines)
@@ -37,9 +44,9 @@ def end_table(history: History, width: int = 80) -> str:
 
 def _headline(history: History, rows: list[Row]) -> str:
     text = f"{history.prefix}: {_count(len(rows), 'epoch')} measured"
-    samples = {settings["probe"] for settings in history.settings if "probe" in settings}
-    if len(samples) == 1:  # at most: the training set may be smaller
-        text += f" on up to {_count(samples.pop(), 'sample')}"
+    samples = {of["samples"] for of in history.settings if "samples" in of}
+    if len(samples) == 1:
+        text += f" on {_count(samples.pop(), 'sample')}"
     skipped = sum(row.metrics.keys() == {"skipped"} for row in history.rows)
     if skipped:
         text += f", {skipped} skipped"
@@ -142,7 +149,8 @@ def _lines(history: History, rows: list[Row]) -> list[_Line]:
         if values:
             first, last = (each[metric.name] for each in (values[0], values[-1]))
             compare = _COMPARISONS.get(metric.name, lambda last, _: iter(()))
-            theory = list(compare(values[-1], history)) if not math.isnan(last) else ["NaN: see the warning"]
+            undefined = ["NaN: see below" if history.reason(metric.name) else "NaN"]
+            theory = undefined if math.isnan(last) else list(compare(values[-1], history))
             if math.isnan(first) and not math.isnan(last):
                 theory.append("NaN at first")
             digits = min(metric.digits, _MOST_DIGITS)

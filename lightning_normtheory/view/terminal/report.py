@@ -7,6 +7,7 @@ from rich.text import Text
 from lightning_normtheory.record.history import History
 from lightning_normtheory.view.panels import PANELS, SECTIONS
 from lightning_normtheory.view.readings import Severity, read_panel
+from lightning_normtheory.view.readings.reasons import missing, missing_in
 from lightning_normtheory.view.terminal.epochs import epoch_table, legend, theorems
 
 __all__ = ["print_report"]
@@ -40,6 +41,15 @@ def print_report(history: History, console: Console) -> None:
         console.print(legend(history), highlight=False)
     for section in SECTIONS:
         _print_section(section, history, console)
+    facts = [("samples", of["probe"]) for of in history.used_settings if "probe" in of]
+    if facts := [*dict.fromkeys(facts), *history.measured.items()]:
+        console.print("\nWhat was measured", style="bold")
+        for name, text in facts:
+            console.print(f"{name}: {text}", markup=False, highlight=False)
+    if reasons := missing(history):
+        console.print("\nNot measured, or not a number", style="bold")
+        for one in reasons:
+            console.print(f"{one.symbols}, in {one.when}: {one.why}.", markup=False, highlight=False)
     if verdicts := theorems(history):
         console.print("\nWhich theorem applies", style="bold")
         console.print(verdicts, soft_wrap=True, markup=False, highlight=False)
@@ -48,11 +58,14 @@ def print_report(history: History, console: Console) -> None:
 def _print_section(section: str, history: History, console: Console) -> None:
     panels = [panel for panel in PANELS if panel.section == section and not panel.detail]
     read = [(panel.title, reading) for panel in panels if (reading := read_panel(panel, history))]
-    if not read:
+    absent = missing_in(section, history)
+    if not read and not absent:
         return
     console.print(f"\n{section}", style="bold")
     lines = Table.grid(padding=(0, 1, 0, 0))  # so that a line that wraps does so behind the sign
     for title, reading in read:
         sign, style = _SIGNS[reading.mood]
         lines.add_row(Text(sign, style), Text.assemble((f"{title}: ", "bold"), reading.text))
+    for text in absent:
+        lines.add_row(Text("–"), Text(text))
     console.print(lines)

@@ -1,0 +1,67 @@
+"""State why metrics of a run are NaN or missing."""
+
+from typing import NamedTuple
+
+from lightning_normtheory.record.history import History
+from lightning_normtheory.record.metrics import METRICS, find_metric
+from lightning_normtheory.record.wording import join_names
+from lightning_normtheory.view.panels import PANELS
+
+__all__ = ["Missing", "missing", "missing_in"]
+
+_ORDER = {metric.name: position for position, metric in enumerate(METRICS)}
+
+
+class Missing(NamedTuple):
+    """Metrics that are NaN or missing for one reason.
+
+    Attributes:
+        symbols: of the metrics.
+        why: a clause.
+        when: in which share of the measured epochs, in words.
+        sections: of the report, of those metrics that the run has never logged; these have no panel.
+    """
+
+    symbols: str
+    why: str
+    when: str
+    sections: frozenset[str]
+
+
+def missing(history: History) -> list[Missing]:
+    """Return every reason that the run has recorded, in the order of `METRICS`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> reasons = {"ntk_lambda_min": "no predictor was found"}
+        >>> rows = [Row(epoch, 1, 0.0, {"loss": 1.0}, {}, reasons=reasons) for epoch in range(2)]
+        >>> missing(History(Path(), "demo", "normtheory", rows=rows))[0][:3]
+        ('λ_min(K)', 'no predictor was found', 'every epoch')
+    """
+    measured = [row for row in history.rows if row.metrics.keys() - {"skipped"}]
+    epochs: dict[str, dict[str, set[int]]] = {}
+    names = dict.fromkeys(name for row in measured for name in row.reasons)
+    for name in sorted(names, key=lambda name: _ORDER.get(find_metric(name).name, len(_ORDER))):
+        for row in measured:
+            if name in row.reasons:
+                epochs.setdefault(row.reasons[name], {}).setdefault(name, set()).add(row.epoch)
+    logged = set(history.names())
+    found = []
+    for why, by_name in epochs.items():
+        count = len(set.union(*by_name.values()))
+        unlogged = {find_metric(name).panel for name in by_name if name not in logged}
+        found.append(
+            Missing(
+                join_names(dict.fromkeys(find_metric(name).symbol for name in by_name)),
+                why,
+                "every epoch" if count == len(measured) else f"{count} of {len(measured)} epochs",
+                frozenset(panel.section for panel in PANELS if panel.key in unlogged),
+            )
+        )
+    return found
+
+
+def missing_in(section: str, history: History) -> list[str]:
+    """Return a sentence for each reason why a panel of a section is missing."""
+    return [f"{one.symbols} not measured: {one.why}." for one in missing(history) if section in one.sections]
