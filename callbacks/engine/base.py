@@ -34,6 +34,8 @@ from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitia
 
 __all__ = ["DiagnosticCallback"]
 
+# A `BatchFunction` as an argument: if the type said Tensor, LightningCLI would refuse a function without annotations.
+UserFunction = Callable[[Any, Any], Any]
 _NOT_FINITE = "a loss, gradient or weight is not finite"
 
 
@@ -68,8 +70,8 @@ class DiagnosticCallback(ReportingCallback):
         self,
         probe: int | Probe = 512,
         every_n_epochs: int = 1,
-        loss: BatchFunction | None = None,
-        predict: BatchFunction | None = None,
+        loss: UserFunction | None = None,
+        predict: UserFunction | None = None,
         batch_stats: bool | None = None,
         prefix: str = "normtheory",
         on_error: Literal["warn", "raise"] = "warn",

@@ -114,8 +114,8 @@ class History:
         """
         return next((row.metrics for row in reversed(self.rows) if row.metrics.keys() >= set(names)), {})
 
-    def reason(self, name: str) -> str:
-        """Return why a metric is NaN, or missing, in the last epoch that has a reason; empty if none is known.
+    def reason(self, name: str, since: int = 0) -> str:
+        """Return why a metric is NaN or missing in the epochs from ``since`` on; empty if that is not known.
 
         Example:
             >>> row = Row(0, 1, 0.0, {}, {}, reasons={"hessian_lambda_max": "no memory", "loss_ratio": "L is negative"})
@@ -123,14 +123,8 @@ class History:
             >>> [history.reason(name) for name in ("hessian_lambda_max_residual", "loss_ratio", "ntk_lambda_min")]
             ['no memory', 'L is negative', '']
         """
-        for row in reversed(self.rows):
-            if name in row.reasons:
-                return row.reasons[name]
-            if math.isnan(row.metrics.get(name, math.nan)):
-                for other, why in row.reasons.items():
-                    if find_metric(name).callback == find_metric(other).callback:
-                        return why
-        return ""
+        rows = [row for row in self.rows if row.epoch >= since and math.isnan(row.metrics.get(name, math.nan))]
+        return "; then ".join(filter(None, dict.fromkeys(_reason(name, row.reasons) for row in rows)))
 
     def names(self) -> list[str]:
         """Return the names of all metrics, in the order of their first appearance."""
@@ -245,6 +239,12 @@ def _history(
         source,
         known.get("measured", {}),
     )
+
+
+def _reason(name: str, reasons: Mapping[str, str]) -> str:
+    """Return the reason of a metric, or of the diagnostic that it belongs to."""
+    callback = find_metric(name).callback
+    return reasons.get(name) or next((reasons[key] for key in reasons if find_metric(key).callback == callback), "")
 
 
 def _prefix(header: Mapping[str, Any]) -> str:

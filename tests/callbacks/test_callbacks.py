@@ -321,6 +321,22 @@ def test_lightning_cli_builds_it_from_yaml(package, tmp_path):
     assert (norm_theory.every_n_epochs, norm_theory.probe.samples, rsc.probe.samples) == (2, 64, 32)
 
 
+@pytest.mark.parametrize("package", [pl, lightning.pytorch], ids=["pytorch_lightning", "lightning"])
+def test_lightning_cli_takes_a_function_without_annotations(package, tmp_path, monkeypatch):
+    """It used to be refused: the argument's type said Tensor, and the function does not say what it returns."""
+    (tmp_path / "users_functions.py").write_text("def function(module, batch):\n    return module(batch)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    functions = {"loss": "users_functions.function", "predict": "users_functions.function"}
+    callback = {"class_path": "lightning_normtheory.callbacks.NormTheory", "init_args": functions}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"trainer": {"logger": False, "callbacks": [callback]}}))
+    cli = importlib.import_module(f"{package.__name__}.cli")
+    boring = importlib.import_module(f"{package.__name__}.demos.boring_classes")
+    built = cli.LightningCLI(boring.BoringModel, run=False, args=["--config", str(path)])
+    (ours,) = (each for each in built.trainer.callbacks if isinstance(each, NormTheory))
+    assert ours.loss is ours.predict is importlib.import_module("users_functions").function
+
+
 def test_lightning_cli_shows_and_accepts_every_argument(capsys):
     def output(code, last):
         with pytest.raises(SystemExit, match=code):

@@ -139,8 +139,10 @@ def test_a_reason_stands_below_the_table():
     text = end_table(run)
     assert cells(text, "R =") == ["1.00", "–", "NaN: see below"]
     lines = text.splitlines()
-    assert "– R, L_t/L_{t−1} in 1 of 2 epochs: the loss is below zero." in lines
-    start = next(i for i, line in enumerate(lines) if line.startswith("– λ_min(K): RuntimeError: no such kernel"))
+    assert "– R = ‖∇L‖²/L, L_t/L_{t−1} in 1 of 2 epochs: the loss is below zero." in lines
+    start = next(
+        i for i, line in enumerate(lines) if line.startswith("– λ_min of the kernel: RuntimeError: no such kernel")
+    )
     assert len(lines[start : start + 3]) == len(lines[start:]) == 3  # however long it is
     assert lines[-1].endswith(" …")
     assert all(len(line) <= 80 for line in lines)

@@ -1,6 +1,7 @@
 """State in plain words what each panel shows about a run."""
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 
 from lightning_normtheory.record.history import History
@@ -36,22 +37,23 @@ def read_panel(panel: Panel, history: History) -> Reading | None:
     if name is None:
         return read(history)
     reading = _broken(panel, name, history) or read(history)
-    undefined, why = [epoch for epoch, value in history.series(name).items() if math.isnan(value)], history.reason(name)
-    if not undefined or not why or (reading and why in reading.text):
+    undefined = [epoch for epoch, value in history.series(name).items() if math.isnan(value)]
+    because = _because(name, history)
+    if not undefined or not because or (reading and because in reading.text):
         return reading
     symbol, epochs = find_metric(name).symbol, len(history.series(name))
     when = f"epoch {undefined[0]}" if len(undefined) == 1 else f"{len(undefined)} of {epochs} epochs"
-    text = f"{symbol} is undefined in {when}: {why}."
+    text = f"{symbol} is undefined in {when}{because}."
     return reading._replace(text=f"{reading.text} {text}") if reading else Reading(f"{symbol} is not a number.", text)
 
 
 def _broken(panel: Panel, name: str, history: History) -> Reading | None:
     """Report that the first line of a panel ended or became NaN: an older value must not be read as current."""
     series, symbol = history.series(name), find_metric(name).symbol
-    last, why = max(series), history.reason(name)
-    because = f": {why}." if why else "."
+    last = max(series)
     if _ended(series, history):
-        text = f"{symbol} was {number(series[last])} in epoch {last}, and has not been measured since{because}"
+        because = _because(name, history, last)
+        text = f"{symbol} was {number(series[last])} in epoch {last}, and has not been measured since{because}."
         return Reading(f"{symbol} is no longer measured.", text)
     start = since({epoch: math.isnan(value) for epoch, value in series.items()})
     # Some networks have no bound, and the losses tell whether they fell where their ratio is undefined.
@@ -61,11 +63,18 @@ def _broken(panel: Panel, name: str, history: History) -> Reading | None:
     if panel.key == "loss_ratio" and negative:
         return None
     mood: Severity = "note" if negative else "bad"
+    because = _because(name, history, start)
     if start == min(series):
-        return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch{because}", mood)
+        return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch{because}.", mood)
     before = max(epoch for epoch in series if epoch < start)
-    text = f"{symbol} was {number(series[before])} in epoch {before}, and is undefined since epoch {start}{because}"
+    text = f"{symbol} was {number(series[before])} in epoch {before}, and is undefined since epoch {start}{because}."
     return Reading(f"{symbol} is not a number.", text, mood)
+
+
+def _because(name: str, history: History, since: int = 0) -> str:
+    """Return the reason behind a colon, short: the report's last section has it in full."""
+    why = history.reason(name, since)
+    return f": {textwrap.shorten(why, 160, placeholder=' …')}" if why else ""
 
 
 def _ended(series: Mapping[int, float], history: History) -> bool:

@@ -16,13 +16,13 @@ class Missing(NamedTuple):
     """Metrics that are NaN or missing for one reason.
 
     Attributes:
-        symbols: of the metrics.
+        what: the metrics, in words or symbols.
         why: a clause.
         when: in which share of the measured epochs, in words.
         sections: of the report, of those metrics that the run has never logged; these have no panel.
     """
 
-    symbols: str
+    what: str
     why: str
     when: str
     sections: frozenset[str]
@@ -37,7 +37,7 @@ def missing(history: History) -> list[Missing]:
         >>> reasons = {"ntk_lambda_min": "no predictor was found"}
         >>> rows = [Row(epoch, 1, 0.0, {"loss": 1.0}, {}, reasons=reasons) for epoch in range(2)]
         >>> missing(History(Path(), "demo", "normtheory", rows=rows))[0][:3]
-        ('λ_min(K)', 'no predictor was found', 'every epoch')
+        ('λ_min of the kernel', 'no predictor was found', 'every epoch')
     """
     measured = [row for row in history.rows if row.metrics.keys() - {"skipped"}]
     epochs: dict[str, dict[str, set[int]]] = {}
@@ -53,7 +53,7 @@ def missing(history: History) -> list[Missing]:
         unlogged = {find_metric(name).panel for name in by_name if name not in logged}
         found.append(
             Missing(
-                join_names(dict.fromkeys(find_metric(name).symbol for name in by_name)),
+                join_names(dict.fromkeys(metric.row or metric.symbol for metric in map(find_metric, by_name))),
                 why,
                 "every epoch" if count == len(measured) else f"{count} of {len(measured)} epochs",
                 frozenset(panel.section for panel in PANELS if panel.key in unlogged),
@@ -64,4 +64,4 @@ def missing(history: History) -> list[Missing]:
 
 def missing_in(section: str, history: History) -> list[str]:
     """Return a sentence for each reason why a panel of a section is missing."""
-    return [f"{one.symbols} not measured: {one.why}." for one in missing(history) if section in one.sections]
+    return [f"Not measured: {one.what}. Reason: {one.why}." for one in missing(history) if section in one.sections]

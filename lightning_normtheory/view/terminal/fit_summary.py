@@ -35,7 +35,7 @@ def end_table(history: History, width: int = 80) -> str:
     for one in missing(history):
         when = "" if one.when == "every epoch" else f" in {one.when}"
         lines += _fold(
-            textwrap.shorten(f"– {one.symbols}{when}: {one.why}.", 3 * width - 20, placeholder=" …").split(" "), width
+            textwrap.shorten(f"– {one.what}{when}: {one.why}.", 3 * width - 20, placeholder=" …").split(" "), width
         )
     if history.theorems:
         lines += _fold(["theorems that apply:", *_listed(_theorems(history) or ["none"], ";")], width)
