@@ -4,11 +4,13 @@ The user's code computes the loss. It may also count batches, collect outputs in
 statistics. A diagnostic that runs this code must undo all of that.
 """
 
+import ctypes
 import functools
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from operator import is_
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -25,6 +27,12 @@ __all__ = ["Snapshot"]
 # forward pass changes; walking into them would copy half the program. Exceptions: modules, datasets and samplers.
 _MACHINERY = frozenset({"torch", "pytorch_lightning", "lightning", "lightning_fabric", "wandb", "numpy", "builtins"})
 _ATOMS = (str, bytes, int, float, complex, type(None))
+
+try:  # five times as fast as `torch.equal` while the memory is in the processor's cache
+    _memcmp: Callable[[int, int, int], int] | None = ctypes.CDLL(None).memcmp
+    _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[union-attr]
+except (TypeError, OSError, AttributeError):  # Windows
+    _memcmp = None
 
 
 class Snapshot:
@@ -125,24 +133,22 @@ class Snapshot:
         self._undo.append(undo)
 
     def _remember_dict(self, value: dict) -> Iterable[Any]:
-        saved = list(value.items())
+        keys, items = list(value), list(value.values())
 
         def undo() -> None:
-            current = list(value.items())
-            if len(current) != len(saved) or any(a[0] is not b[0] or a[1] is not b[1] for a, b in zip(current, saved)):
+            if len(value) != len(keys) or not all(map(is_, value, keys)) or not all(map(is_, value.values(), items)):
                 value.clear()
-                for key, item in saved:
+                for key, item in zip(keys, items):
                     value[key] = item
 
         self._undo.append(undo)
-        return [item for _, item in saved]
+        return items
 
     def _remember_collection(self, value: Any) -> Iterable[Any]:
         saved = list(value)
 
         def undo() -> None:
-            current = list(value)
-            if len(current) != len(saved) or any(a is not b for a, b in zip(current, saved)):
+            if len(value) != len(saved) or not all(map(is_, value, saved)):
                 value.clear()
                 (value.update if isinstance(value, set) else value.extend)(saved)
 
@@ -206,6 +212,8 @@ def _layout(tensor: Tensor) -> tuple:
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Equality under which a NaN equals itself and 0.0 is not -0.0."""
+    if _memcmp is not None and a.device.type == "cpu" and a.is_contiguous() and b.is_contiguous():
+        return _memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.element_size()) == 0
     # Eight bytes at a time if the memory allows it.
     unit = torch.int64 if a.numel() * a.element_size() % 8 == 0 and a.data_ptr() % 8 == 0 else torch.uint8
     return torch.equal(*(x.contiguous().reshape(-1).view(unit) for x in (a, b)))

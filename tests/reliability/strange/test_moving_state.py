@@ -115,8 +115,8 @@ def test_every_batch_and_product_sees_the_state_at_the_end_of_the_epoch(name):
         assert measured[f"{prefix}/hessian_lambda_max"] == pytest.approx(exact.lambda_max, rel=1e-9)
 
 
-# What used to come out: the loss, and λ_max with graphs kept and rebuilt, all "converged". Only buffers began afresh for
-# each batch, so the loss was that of `Reference.carried_on`. SwAV's λ_max was NaN; the VAE's came from other draws than R.
+# What used to come out: the loss, and λ_max with graphs kept and rebuilt, all "converged". Only buffers began afresh
+# for each batch, so the loss was that of `Reference.carried_on`. SwAV's λ_max was NaN; the VAE's had other draws.
 USED_TO_BE = {
     "BYOL": (0.418184, 7.350697, 6.981902),
     "MoCo": (1.630471, 7.553881, 8.225460),
