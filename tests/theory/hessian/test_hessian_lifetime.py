@@ -7,11 +7,12 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from lightning_normtheory import hessian_vector_product
+from lightning_normtheory import hessian_vector_product, rsc_ratio
 from lightning_normtheory.hessian import hessian_operator
 from lightning_normtheory.hessian.operator import LossHessian
-from lightning_normtheory.measuring.processes import Processes
+from lightning_normtheory.measuring.processes import Processes, Refusal
 from lightning_normtheory.model.checks import trainable_parameters
 
 from support.hessian_cases import assembled, batches_of, ones_like, sum_square
@@ -144,3 +145,97 @@ def test_batches_that_do_not_count_are_run_and_left_out():
         torch.testing.assert_close(hessian @ expected.gradient, expected @ expected.gradient)
     with pytest.raises(ValueError, match="at least one sample"):
         _ = LossHessian(trainable_parameters(model), [finite]).gradient
+
+
+class Normalizing(nn.Module):
+    """Normalizes a trained weight before it uses it, in one of the ways that torch does or does not notice."""
+
+    def __init__(self, write):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer, self.write = nn.Linear(4, 3), nn.Linear(3, 2, bias=False), write
+
+    def forward(self, x):
+        scaled = (1 + x.square().mean()) * nn.functional.normalize(self.outer.weight.data, dim=1)
+        self.write(self.outer.weight, scaled)
+        return self.outer(torch.tanh(self.inner(x)))
+
+
+WRITES = {
+    "in place": lambda weight, value: torch.no_grad()(weight.copy_)(value),
+    "past autograd": lambda weight, value: weight.data.copy_(value),
+    "data replaced": lambda weight, value: setattr(weight, "data", value),
+}
+
+
+def dense_hessian(model, batches):
+    """Each batch alone, at the weights that it sets."""
+    total = 0.0
+    for x, y in batches:
+        model(x)
+        scaled = {name: p.detach().clone() for name, p in model.named_parameters()}
+        shapes = [(name, value.shape) for name, value in scaled.items()]
+
+        def loss(theta, x=x, y=y, shapes=shapes):
+            parts = theta.split([shape.numel() for _, shape in shapes])
+            named = {name: part.view(shape) for (name, shape), part in zip(shapes, parts)}
+            inner = torch.tanh(nn.functional.linear(x, named["inner.weight"], named["inner.bias"]))
+            return sum_square(inner @ named["outer.weight"].T, y)
+
+        flat = torch.cat([value.flatten() for value in scaled.values()])
+        total = total + len(x) * torch.autograd.functional.hessian(loss, flat)
+    return total / sum(len(x) for x, _ in batches)
+
+
+@pytest.mark.parametrize("sizes", [[7], [3, 2, 2]], ids=str)
+@pytest.mark.parametrize("memory", ["high", "low"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_model_that_writes_to_its_weights(write, memory, sizes):
+    """Every graph is used at the weights that its own batch has set, although the next batch sets others."""
+    model = Normalizing(write).double()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    batches = batches_of(MODELS["mlp"], sizes=sizes)
+    batches = [(x, y[:, :2]) for x, y in batches]
+    with hessian_operator(model, sum_square, batches, memory=memory) as hessian:
+        columns = [hessian @ column for column in torch.eye(hessian.space.size, dtype=torch.float64)]
+        names = list(hessian.space.parameters)
+    assert names == [name for name, _ in model.named_parameters()]
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    torch.testing.assert_close(torch.stack(columns), dense_hessian(model, batches), rtol=1e-10, atol=1e-12)
+
+
+def test_processes_change_to_low_memory_together():
+    """The graphs of this process are valid, but not those of another one."""
+    case = MODELS["wn-parametrized-dim-0"]
+    model, batches, calls = case.make(), batches_of(case, sizes=[3, 2, 2]), []
+
+    class RefusedElsewhere(Processes):
+        def run_on_all(self, action):
+            calls.append(action())
+            return Refusal(0) if len(calls) == 2 else calls[-1]  # the first call is the gradient
+
+    runs = []
+
+    def loss(x, y):
+        runs.append(1)
+        return sum_square(model(x), y), len(x)
+
+    losses = [lambda x=x, y=y: loss(x, y) for x, y in batches]
+    hessian = LossHessian(trainable_parameters(model), losses, processes=RefusedElsewhere())
+    with hessian_operator(model, sum_square, batches) as expected:
+        torch.testing.assert_close(hessian @ expected.gradient, expected @ expected.gradient)
+        assert len(runs) == 6
+        torch.testing.assert_close(hessian @ expected.gradient, expected @ expected.gradient)
+        assert len(runs) == 9
+
+
+def test_gradient_and_hessian_have_the_same_random_numbers():
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            return super().forward(x + torch.randn_like(x))
+
+    model = Noisy(4, 3).double()
+    batches = batches_of(MODELS["mlp"], sizes=[3, 2, 2])
+    with hessian_operator(model, sum_square, batches) as hessian:
+        expected = float(hessian.gradient.square().sum())
+    assert rsc_ratio(model, sum_square, batches).grad_norm_sq == pytest.approx(expected, rel=1e-12)

@@ -212,6 +212,35 @@ def test_a_snapshot_can_be_restored_again():
         assert (model.count, model.history) == (0, [])
 
 
+def test_what_had_changed_is_returned():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    snapshot = Snapshot(model)
+    assert snapshot.restore() == []
+    model[0].weight.data.add_(1)
+    model[1].bias.data = torch.zeros(2)
+    model[2].weight.grad = torch.ones(2, 2)
+    assert {id(tensor) for tensor in snapshot.restore()} == {id(model[0].weight), id(model[1].bias)}
+    assert snapshot.restore() == []
+
+
+@pytest.mark.parametrize("memcmp", [True, False])
+def test_bits_are_compared(memcmp, monkeypatch):
+    """In any layout, and also where there is no memcmp."""
+    if not memcmp:
+        monkeypatch.setattr("lightning_normtheory.measuring.snapshot._memcmp", None)
+    model = nn.Module()
+    model.nan, model.zero = torch.tensor([float("nan")]), torch.tensor([0.0, 1.0])
+    model.columns, model.odd = torch.zeros(2, 3).T, torch.zeros(3, dtype=torch.bool)
+    model.strided, model.empty = torch.zeros(4)[::2], torch.zeros(0)
+    snapshot = Snapshot(model)
+    assert snapshot.restore() == []
+    model.zero[0] = -0.0
+    model.columns[2, 1], model.odd[2], model.strided[1] = 1, True, 1
+    assert len(snapshot.restore()) == 4
+    assert str(model.zero.tolist()) == "[0.0, 1.0]"
+    assert not any(bool(tensor.any()) for tensor in (model.columns, model.odd, model.strided))
+
+
 class Samples(Dataset):
     def __init__(self) -> None:
         self.data, self.asked, self.generator = torch.zeros(3), [], torch.Generator()

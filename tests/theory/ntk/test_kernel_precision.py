@@ -1,5 +1,6 @@
 """The accuracy of a tangent kernel: its dtype, its floor, its rank."""
 
+import copy
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ from lightning_normtheory import empirical_ntk
 
 from support.kernel_cases import KERNEL_MODELS, SINGULAR
 from support.models import MODELS, Graph, hook_weight_norm
+from support.oracles import dense_kernel
 
 pytestmark = SINGULAR
 
@@ -174,3 +176,20 @@ def test_samples_that_occur_twice_are_said_to_be_singular():
         found = empirical_ntk(case.make(), x[[0, 1, 2, 3, 1]])
     assert abs(found.lambda_min) <= found.floor
     assert found.deficiency
+
+
+class Shrinking(nn.Linear):
+    """Each forward pass halves the weight, past autograd."""
+
+    def forward(self, x):
+        self.weight.data.mul_(0.5)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_forward_pass_begins_with_the_same_weights(dtype):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), Shrinking(5, 3)), torch.randn(7, 4)
+    found = empirical_ntk(model, x, dtype=dtype)
+    exact = dense_kernel(copy.deepcopy(model).double(), x.double(), "trace")["kernel"]
+    torch.testing.assert_close(found.kernel, exact, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=0.0)
