@@ -49,6 +49,19 @@ class Unused(nn.Module):
         return self.net(x)
 
 
+class Noisy(nn.Module):
+    """Draws for every sample, and writes to its trained weights: kept graphs of the Hessian become invalid."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.outer.weight.copy_(nn.functional.normalize(self.outer.weight, dim=1))
+        return self.outer(torch.tanh(self.inner(x)) + 0.1 * torch.randn(len(x), 8, dtype=x.dtype))
+
+
 def batch_norm(**options):
     """Whose running statistics stay what they are: in several processes they would be those of other batches."""
     return nn.BatchNorm1d(8, momentum=0.0, **options)
@@ -71,6 +84,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "one by one": lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.PReLU(8), nn.Linear(8, CLASSES)),
     "recurrent": Recurrent,
     "unused parameters": Unused,
+    "random and normalized in place": Noisy,
 }
 LOSSES = {
     "square": lambda f, y: (f - nn.functional.one_hot(y, CLASSES)).square().sum(1).mean(),
