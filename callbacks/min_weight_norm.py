@@ -30,7 +30,7 @@ class MinWeightNormDiagnostic(Diagnostic):
         if unfed:
             name, reason = next(iter(unfed.items()))
             rank_zero_warn(
-                f"{len(unfed)} BatchNorm layers have inputs that could not be traced to a layer, and are excluded. The "
+                f"{len(unfed)} BatchNorm layers normalize no layer's output that could be found, and are excluded. The "
                 f"first is {name!r}: {reason}. See normalized_layers(model).unknown for all."
             )
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
@@ -16,6 +15,7 @@ from lightning_normtheory.measuring.eager import eager
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
+from lightning_normtheory.model.layers import is_batch_norm
 
 __all__ = ["preserve_state"]
 
@@ -149,7 +149,7 @@ def _lend_buffers(originals: _Buffers) -> None:
 
 def _set_modes(model: nn.Module, batch_stats: bool | None) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm):
+        if is_batch_norm(module):
             if batch_stats is False and module.running_mean is None:
                 raise ValueError(
                     f"batch_stats=False needs running statistics, but {type(module).__name__} {name!r} keeps none"

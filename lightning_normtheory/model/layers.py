@@ -7,6 +7,7 @@ from typing import Literal, cast
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
@@ -16,6 +17,8 @@ __all__ = [
     "FEEDING_LAYERS",
     "NormalizedWeight",
     "batch_norm_layers",
+    "frozen_batch_norm_layers",
+    "is_batch_norm",
     "layer_of_parameter",
     "public_name",
     "refuse_uninitialized",
@@ -133,9 +136,32 @@ def layer_of_parameter(name: str) -> str:
     return public_name(name.rpartition(".")[0].partition("parametrizations")[0].rstrip("."))
 
 
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module is a BatchNorm: of torch, derived from it, or another class that keeps running statistics.
+
+    One whose weight is a buffer, too, is frozen: it applies constants, whatever the batch.
+
+    Example:
+        >>> is_batch_norm(nn.BatchNorm2d(3)), is_batch_norm(nn.InstanceNorm2d(3, track_running_stats=True))
+        (True, False)
+    """
+    if isinstance(module, _BatchNorm):
+        return True
+    return _keeps_statistics(module) and "weight" not in module._buffers and hasattr(module, "eps")
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return {"running_mean", "running_var"} <= module._buffers.keys() and not isinstance(module, _InstanceNorm)
+
+
 def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Every BatchNorm (1d to 3d, synchronized) by the name of its module."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    """Every BatchNorm (`is_batch_norm`) by the name of its module."""
+    return {path: cast(_BatchNorm, module) for path, module in model.named_modules() if is_batch_norm(module)}
+
+
+def frozen_batch_norm_layers(model: nn.Module) -> list[str]:
+    """The names of the modules that apply running statistics as constants, such as torchvision's FrozenBatchNorm2d."""
+    return [path for path, module in model.named_modules() if _keeps_statistics(module) and not is_batch_norm(module)]
 
 
 def with_batch_statistics(model: nn.Module) -> bool:

@@ -5,21 +5,35 @@ doubling the unit's weights doubles some input channels of the BatchNorm, and it
 uses the norm of a unit because of this property, so the search tests it in the graph and ignores the module order.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
-from lightning_normtheory.model.layers import FEEDING_LAYERS, batch_norm_layers
+from lightning_normtheory.model.layers import (
+    FEEDING_LAYERS,
+    batch_norm_layers,
+    frozen_batch_norm_layers,
+    is_batch_norm,
+)
 from lightning_normtheory.norms.scale_flow import Flow, enter_batch_norm, enter_layer, merge, obstruct
 from lightning_normtheory.norms.scale_rules import may_alias, parameter_ids, pass_operation, written_node
 
 __all__ = ["Feeding", "feeding_layers"]
+
+
+_LAYER_FUNCTIONS = (F.linear, F.conv1d, F.conv2d, F.conv3d)
+_UNREACHED = "no traceable forward pass reaches it"
+_UNSEEN = "no batch_norm could be traced in its own forward pass"
+_CONSTANT = "it applies constant statistics and normalizes no batch"
 
 
 class Feeding(NamedTuple):
@@ -37,6 +51,9 @@ class Feeding(NamedTuple):
 def feeding_layers(model: nn.Module) -> dict[str, Feeding]:
     """Find the layers that feed each BatchNorm of a model, by the BatchNorm's module name.
 
+    Subclasses of torch's BatchNorm and other classes are followed inside, down to ``functional.batch_norm``. A module
+    that calls this function without being a BatchNorm is listed if a layer feeds the call.
+
     The graph is traced symbolically, without data. If a forward pass cannot be traced, for example because it branches
     on its input, its submodules are traced one by one, and the operations between them stay unknown.
 
@@ -47,16 +64,20 @@ def feeding_layers(model: nn.Module) -> dict[str, Feeding]:
         >>> feeding_layers(net)["3"]
         Feeding(layers=(), unknown="it follows the BatchNorm '1'")
     """
-    found = {path: Feeding((), "no traceable forward pass reaches it") for path in batch_norm_layers(model)}
-    if not found:
-        return found
+    found = {
+        path: Feeding((), _UNREACHED if _is_stock(module) else _UNSEEN)
+        for path, module in batch_norm_layers(model).items()
+    }
+    found |= {path: Feeding((), _CONSTANT) for path in frozen_batch_norm_layers(model)}
     snapshot = Snapshot(model)
     try:
         for module in model.modules():
             for key, hook in list(module._forward_hooks.items()):
                 if (getattr(hook, "__module__", None) or "").startswith("wandb"):  # reads values, fails on symbols
                     del module._forward_hooks[key]
-        with isolated_rng():
+            if is_batch_norm(module):
+                module.training = True  # does it use the statistics of the batch, in training?
+        with isolated_rng(), _symbolic_batch_norm():
             _trace_all(model, found)
     finally:
         snapshot.restore()
@@ -73,12 +94,32 @@ def _trace_all(model: nn.Module, found: dict[str, Feeding]) -> None:
         tracer = _Tracer()
         for path, flow in tracer.batch_norm_inputs(root).items():
             batch_norm = names[root.get_submodule(path)]
-            if batch_norm not in reached:  # the outermost trace sees most of its input
+            listed = batch_norm in found or flow.scaled
+            if listed and batch_norm not in reached:  # the outermost trace sees most of its input
                 layers = dict.fromkeys(names[root.get_submodule(feeder.layer)] for feeder in flow.scaled.values())
                 found[batch_norm] = Feeding(tuple(layers), flow.unknown)
                 reached.add(batch_norm)
         for path in tracer.failed:
             roots += root.get_submodule(path).children()
+
+
+@contextmanager
+def _symbolic_batch_norm() -> Iterator[None]:
+    """Let torch's own forward passes, which check the shape, accept symbolic values: a subclass may call them."""
+
+    def symbolic(forward: Any) -> Any:
+        def replacement(self: _BatchNorm, input: Any) -> Any:
+            if not isinstance(input, fx.Proxy):
+                return forward(self, input)
+            return F.batch_norm(input, None, None, training=True)
+
+        return replacement
+
+    with (
+        patch.object(_BatchNorm, "forward", symbolic(_BatchNorm.forward)),
+        patch.object(nn.SyncBatchNorm, "forward", symbolic(nn.SyncBatchNorm.forward)),
+    ):
+        yield
 
 
 class _Tracer(fx.Tracer):
@@ -93,7 +134,7 @@ class _Tracer(fx.Tracer):
             return True
         if not _is_stock(m) or isinstance(m, nn.Sequential):
             return False
-        return isinstance(m, _BatchNorm) or not any(isinstance(inner, _BatchNorm) for inner in m.modules())
+        return isinstance(m, _BatchNorm) or not any(is_batch_norm(inner) for inner in m.modules())
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
         # A compiled module cannot be traced; the original module can.
@@ -140,15 +181,43 @@ class _Tracer(fx.Tracer):
         if node.op == "get_attr":
             return Flow({}, self._weights_behind(path), unknown="a weight is used outside a layer")
         if module is not None and path in self.failed:
-            outer = obstruct(inputs, f"{type(module).__name__} {path!r} could not be traced")
-            return replace(outer, tainted=outer.tainted | parameter_ids(module))
+            tainted = parameter_ids(module).union(*(flow.depends_on for flow in inputs))
+            return Flow({}, tainted, unknown=f"{type(module).__name__} {path!r} could not be traced")
         if isinstance(module, _BatchNorm):
-            entered, left = enter_batch_norm(path, module, inputs[0])
-            entering[path] = merge([entering[path], entered]) if path in entering else entered
-            return left
+            return self._normalize(path, inputs[0], entering)
+        if node.target in (F.batch_norm, torch.batch_norm) and inputs:
+            return self._normalize_by_function(node, inputs, entering)
         if isinstance(module, FEEDING_LAYERS):
             return enter_layer(path, module, inputs)
+        if node.target in _LAYER_FUNCTIONS:
+            owner = self._owners(node)[-1]
+            layer = self.root.get_submodule(owner)
+            # A layer with a forward pass of its own, but only its own weight, as one that pads its input.
+            own = [f"{owner}.{name}".lstrip(".") for name in ("weight", "bias")]
+            operands = [str(operand.target) for operand in node.all_input_nodes[1:]]
+            if isinstance(layer, FEEDING_LAYERS) and operands in (own, own[:1]):
+                return enter_layer(owner, layer, inputs[:1])
         return pass_operation(node, module, inputs)
+
+    def _owners(self, node: fx.Node) -> list[str]:
+        """The paths of the modules whose forward pass calls a function, from the root to the innermost."""
+        return ["", *(path for path, _ in node.meta.get("nn_module_stack", {}).values())]
+
+    def _normalize(self, path: str, flow: Flow, entering: dict[str, Flow]) -> Flow:
+        entered, left = enter_batch_norm(path, self.root.get_submodule(path), flow)
+        entering[path] = merge([entering[path], entered]) if path in entering else entered
+        return left
+
+    def _normalize_by_function(self, node: fx.Node, inputs: list[Flow], entering: dict[str, Flow]) -> Flow:
+        """Assign a call of ``batch_norm`` to the BatchNorm whose forward pass makes it, or else to its module."""
+        owners = self._owners(node)
+        path = ([path for path in owners if is_batch_norm(self.root.get_submodule(path))] or owners)[-1]
+        training = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
+        if training is not True:
+            entering.setdefault(path, Flow(unknown=_CONSTANT))
+            return obstruct(inputs, _CONSTANT)
+        left = self._normalize(path, inputs[0], entering)
+        return replace(left, tainted=left.tainted.union(*(flow.depends_on for flow in inputs[1:])))
 
     def _weights_behind(self, path: str) -> frozenset[int]:
         owner, _, name = path.rpartition(".")

@@ -80,15 +80,16 @@ def enter_layer(path: str, module: nn.Module, inputs: Sequence[Flow]) -> Flow:
     return Flow({weight: Feeder(path, getattr(module, "bias", None) is not None)}, tainted, **shape)
 
 
-_NDIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
+_NDIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,), _BatchNorm: (2, 3, 4, 5)}
 
 
-def enter_batch_norm(path: str, module: _BatchNorm, flow: Flow) -> tuple[Flow, Flow]:
+def enter_batch_norm(path: str, module: nn.Module, flow: Flow) -> tuple[Flow, Flow]:
     """Return the input of a BatchNorm, with the scalings that it undoes, and its output."""
-    shapes = next((ndims for kind, ndims in _NDIMS.items() if isinstance(module, kind)), (2, 3, 4, 5))
+    shapes = next((ndims for kind, ndims in _NDIMS.items() if isinstance(module, kind)), ())
     # The output of a Linear has the shape (samples, features) unless known otherwise.
-    on_axis_1 = flow.axis == 1 or (2 in shapes and flow.ndim in (None, 2))
-    if not on_axis_1 or flow.ndim not in (None, *shapes) or flow.channels not in (None, module.num_features):
+    on_axis_1 = flow.axis == 1 or flow.ndim == 2 or (2 in shapes and flow.ndim is None)
+    fits = flow.channels in (None, getattr(module, "num_features", flow.channels))
+    if not on_axis_1 or not fits or (shapes and flow.ndim not in (None, *shapes)):
         flow = obstruct([flow], f"{path!r} normalizes another axis than the units of the layer before it")
     return flow, Flow({}, flow.tainted, unknown=f"it follows the BatchNorm {path!r}")
 

@@ -50,6 +50,8 @@ _VIEWS = frozenset(
 def pass_operation(node: fx.Node, module: nn.Module | None, inputs: Sequence[Flow]) -> Flow:
     """Return the value of a node that is neither a layer nor a BatchNorm."""
     name = operation_name(node, module)
+    if name.endswith("_as"):  # reshape_as: of the second value only the shape
+        inputs = inputs[:1]
     result = _known_operation(node, name, module, inputs) if inputs else None
     if result is None:
         mixing = len(inputs) > 1
@@ -72,6 +74,8 @@ def _known_operation(node: fx.Node, name: str, module: nn.Module | None, inputs:
         result = _flatten(node, module, inputs[0])
     elif name in ("permute", "transpose", "swapaxes"):
         result = _transpose(node, name, inputs[0])
+    elif name == "getitem":
+        result = _slice(node, inputs[0])
     elif name == "mean":
         result = _spatial_mean(node, inputs[0])
     elif name in ("mul", "truediv") and len(inputs) == 1 and _positive_number(node.args[1:]):
@@ -194,6 +198,12 @@ def _transpose(node: fx.Node, name: str, flow: Flow) -> Flow | None:
     return None if new_axis is None else replace(flow, axis=new_axis, ndim=ndim)
 
 
+def _slice(node: fx.Node, flow: Flow) -> Flow | None:
+    """Return part of a value; every entry still belongs to the same unit."""
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    return replace(flow, channels=None) if all(isinstance(each, slice) or each is ... for each in index) else None
+
+
 def _spatial_mean(node: fx.Node, flow: Flow) -> Flow | None:
     dims = _argument(node, 1, "dim", "axis")
     dims = list(dims) if isinstance(dims, (tuple, list)) else [dims]
@@ -217,7 +227,8 @@ def written_node(node: fx.Node, module: nn.Module | None) -> fx.Node | None:
     elif node.op == "call_function":
         augmented = getattr(node.target, "__module__", "") == "_operator" and hasattr(operator, f"__{name}__")
         in_place = name == "setitem" or name.endswith("_") or (augmented and name[0] == "i" and name != "index")
-        in_place = in_place or node.kwargs.get("inplace") is True or any(argument is True for argument in node.args)
+        flags = () if name == "batch_norm" else node.args  # there, a flag means training
+        in_place = in_place or node.kwargs.get("inplace") is True or any(flag is True for flag in flags)
     else:
         in_place = name.endswith("_") and not name.endswith("__")
     return inputs[0] if in_place and inputs else None

@@ -4,17 +4,28 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torchvision.ops import FrozenBatchNorm2d
 
 from support.feeding_parts import (
+    ActivatedBatchNorm,
+    AlwaysRunning,
+    AnyShape,
+    ArithmeticBatchNorm,
     BackwardSequential,
+    BatchNormAct,
+    BatchNormThenAct,
     CallsItsParent,
+    FrozenBatchNorm,
     MyBlock,
     MySequential,
     NamedConv,
     Net,
+    PaddingConv,
     Pairs,
+    ScaledPaddingConv,
     SelfAttentionBefore,
     Squash,
+    SquashingBatchNorm,
     SquashingIdentity,
     StandardizedConv,
     StandardizedInside,
@@ -40,12 +51,14 @@ from support.feeding_parts import (
     sequential,
     shared_batch_norm_under_branches,
     shared_twice,
+    sliced_and_summed,
     through_a_view,
     tied_but_one_biased,
     tied_in_a_row,
     tied_layers,
     tokens,
     transposed,
+    two_readers,
     untraceable_end,
     vector,
     weight_used_first,
@@ -444,8 +457,83 @@ NETS = {
     "attention": Net(SelfAttentionBefore, lambda: sequence(7, 4)),
     "tuple": Net(wrap(lambda m, x: m.bn(m.pairs(x)[0]), pairs=Pairs, bn=bn), pairs="pairs.conv>bn"),
     "several inputs": Net(TwoInputs, images, "first>bn second>bn", reasons={"other": "argument 'y'"}),
+    "layer that pads": Net(lambda: nn.Sequential(PaddingConv(3, 4, 2), bn()), pairs="0>1"),
+    "layer that holds its batch norm": Net(
+        lambda: nn.Sequential(PaddingConv(3, 4, 2, norm=BatchNormAct())), pairs="0>0.norm"
+    ),
+    "layer that looks at its weight": Net(lambda: nn.Sequential(ScaledPaddingConv(3, 4, 2), bn())),
+    # BatchNorms that are not torch's
+    "batch norm with activation": Net(sequential(biased, BatchNormAct), pairs="0>1"),
+    "batch norm with activation, chain": Net(
+        sequential(conv, BatchNormAct, lambda: conv(4, 4), lambda: BatchNormAct(act=lambda: nn.ReLU(inplace=True))),
+        pairs="0>1 2>3",
+    ),
+    "batch norm with activation, as root": Net(lambda: BatchNormAct(3), reasons={"": "argument"}),
+    "batch norm with activation after itself": Net(
+        sequential(conv, BatchNormAct, BatchNormAct), pairs="0>1", reasons={"2": "follows the BatchNorm '1'"}
+    ),
+    "batch norm with activation, two readers": Net(
+        wrap(two_readers, conv=biased, first=BatchNormAct, second=lambda: BatchNormAct(7)),
+        pairs="conv>first conv>second",
+        reasons={"second": "argument"},
+    ),
+    "batch norm with activation below an untraceable root": Net(
+        wrap(
+            data_dependent,
+            first=lambda: nn.Sequential(conv(), BatchNormAct()),
+            second=lambda: nn.Sequential(conv(), BatchNormAct()),
+        ),
+        pairs="first.0>first.1 second.0>second.1",
+    ),
+    "batch norm with activation over another axis": Net(
+        sequential(lambda: nn.Linear(3, 5), lambda: BatchNormAct(4)),
+        lambda: (torch.randn(5, 4, 6, 3, dtype=torch.float64),),
+        reasons={"1": "another axis"},
+    ),
+    "batch norm that calls its parent": Net(sequential(conv, lambda: BatchNormThenAct(4)), pairs="0>1"),
+    "batch norm that squashes first": Net(sequential(conv, lambda: SquashingBatchNorm(4)), reasons={"1": "tanh"}),
+    "batch norm for any shape": Net(sequential(conv, lambda: AnyShape(4)), pairs="0>1"),
+    "batch norm by another class": Net(sequential(biased, ActivatedBatchNorm), pairs="0>1"),
+    "batch norm by another class over another axis": Net(
+        sequential(lambda: nn.Linear(3, 5), ActivatedBatchNorm),
+        lambda: (torch.randn(5, 4, 6, 3, dtype=torch.float64),),
+        reasons={"1": "another axis"},
+    ),
+    "batch norm by arithmetic": Net(
+        sequential(conv, ArithmeticBatchNorm), pairs="0>1", complete=False, reasons={"1": "no batch_norm"}
+    ),
+    "fused with relu": Net(
+        lambda: nn.Sequential(conv(), torch.ao.nn.intrinsic.BNReLU2d(bn(), nn.ReLU())), pairs="0>1.0"
+    ),
+    "fused with a conv": Net(lambda: nn.Sequential(torch.ao.nn.intrinsic.ConvBn2d(conv(), bn())), pairs="0.0>0.1"),
+    "frozen": Net(sequential(conv, FrozenBatchNorm), reasons={"1": "constant"}),
+    "torchvision's frozen": Net(sequential(conv, lambda: FrozenBatchNorm2d(4)), reasons={"1": "constant"}),
+    "frozen, then batch norm": Net(
+        sequential(conv, FrozenBatchNorm, bn), pairs="0>2", complete=False, reasons={"1": "constant", "2": "mixes"}
+    ),
+    "child of batch norm that never looks at the batch": Net(
+        sequential(conv, lambda: AlwaysRunning(4)), reasons={"1": "constant"}
+    ),
+    # parts of a value
+    "slice of the channels": Net(
+        wrap(lambda m, x: m.bn(m.conv(x)[:, 1:3]), conv=biased, bn=lambda: bn(2)), pairs="conv>bn"
+    ),
+    "slice of the rows": Net(wrap(lambda m, x: m.bn(m.conv(x)[..., 1:3, :]), conv=biased, bn=bn), pairs="conv>bn"),
+    "slice that drops an axis": Net(
+        wrap(lambda m, x: m.bn(m.conv(x)[:, 0]), conv=conv, bn=lambda: bn1d(6)), pairs="conv>bn", complete=False
+    ),
+    "slices, one of them in a sum": Net(
+        wrap(sliced_and_summed, conv=conv, other=conv, bn=bn), reasons={"bn": "mixes it with another value"}
+    ),
+    "shape of another value": Net(
+        wrap(lambda m, x: m.bn(m.conv(x).view_as(m.other(x))), conv=conv, other=conv, bn=bn),
+        pairs="conv>bn",
+        complete=False,
+        reasons={"bn": "view_as does not commute"},
+    ),
     # what cannot be traced
     "untraceable module between": Net(sequential(conv, Squash, bn), reasons={"2": "Squash"}),
+    "untraceable module at the input": Net(sequential(Squash, Squash, lambda: bn(3)), reasons={"2": "Squash '1'"}),
     "untraceable identity": Net(sequential(conv, SquashingIdentity, bn)),
     "untraceable module beside": Net(sequential(conv, bn, Squash, lambda: conv(4, 4), bn), pairs="0>1 3>4"),
     "untraceable root": Net(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
@@ -88,7 +87,9 @@ def scale_invariant_pairs(model: nn.Module, inputs: tuple, *, every_unit: bool =
     """
     bake_weight_norm(model)
     model.double().train()
-    batch_norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    batch_norms = {
+        name: module for name, module in model.named_modules() if {"running_mean", "running_var"} <= {*module._buffers}
+    }
     for module in batch_norms.values():
         module.eps = TINY_EPS
     before = _record(model, batch_norms, inputs)

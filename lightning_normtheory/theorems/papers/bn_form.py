@@ -115,6 +115,8 @@ def batchnorm_network(model: nn.Module) -> BatchNormNetwork | str:
         return f"the model has {len(norms)} BatchNorm layers, not one"
     if isinstance(norms[0], nn.SyncBatchNorm):
         return "the BatchNorm is synchronized between processes"
+    if not isinstance(norms[0], nn.BatchNorm1d):
+        return f"the BatchNorm is a {type(norms[0]).__name__}, not a BatchNorm1d"
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if len(linear) != 2:
         return f"the model has {len(linear)} Linear layers, not two"

@@ -9,6 +9,7 @@ from torch import nn
 
 from lightning_normtheory.measuring.preserve import preserve_state
 
+from support.feeding_parts import ActivatedBatchNorm, FrozenBatchNorm
 from support.models import MODELS, hook_weight_norm, parametrized_weight_norm
 
 CHOICES = pytest.mark.parametrize("batch_stats", [True, False, None])
@@ -435,3 +436,12 @@ def test_graphs_of_other_batches_stay_valid(name):
         reset_state()
         MOVES[name](model)  # in the next batch
         assert torch.equal(torch.autograd.grad(output, x)[0], expected)
+
+
+@pytest.mark.parametrize(("batch_stats", "training"), [(None, True), (True, True), (False, False)])
+def test_a_batch_norm_of_another_class_behaves_as_in_training(batch_stats, training):
+    """It was switched to eval mode, and the loss of another function than the trained one was measured."""
+    model = nn.Sequential(ActivatedBatchNorm(3), FrozenBatchNorm(3))
+    with preserve_state(model, batch_stats=batch_stats):
+        assert [module.training for module in model] == [training, False]
+    assert [module.training for module in model] == [True, True]

@@ -10,13 +10,22 @@ from hypothesis import HealthCheck, Phase, find, given, reject, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_normtheory import normalized_layers
+from lightning_normtheory import min_weight_norm, normalized_layers
+from lightning_normtheory.model.layers import batch_norm_layers, frozen_batch_norm_layers
 from lightning_normtheory.norms import feeding_layers
 
 from support.feeding_nets import NETS, UNDECIDABLE, make
-from support.feeding_parts import Squash, bn, conv, image
+from support.feeding_parts import (
+    BatchNormAct,
+    FrozenBatchNorm,
+    NormalizesInline,
+    Squash,
+    SyncBatchNormThenAct,
+    bn,
+    conv,
+    image,
+)
 from support.oracles import UndecidedError, layer_names, scale_invariant_pairs
 
 
@@ -55,7 +64,7 @@ def test_known_limits(net, request):
 def test_every_batch_norm_is_listed_with_its_layers_or_a_reason(net):
     model, _ = make(net)
     feedings = feeding_layers(model)
-    assert list(feedings) == [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    assert list(feedings) == [*batch_norm_layers(model), *frozen_batch_norm_layers(model)]
     for name, feeding in feedings.items():
         assert feeding.layers or feeding.unknown
         assert net.reasons.get(name, "") in feeding.unknown
@@ -156,7 +165,7 @@ def add_linear(draw, program, position, shape):
 
 
 def add_batch_norm(draw, program, position, shape):
-    kind = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d)[len(shape) - 1]
+    kind = (nn.BatchNorm1d, nn.BatchNorm1d, draw(st.sampled_from([nn.BatchNorm2d, BatchNormAct])))[len(shape) - 1]
     program.add_layer(kind(shape[0]), position, shape)
 
 
@@ -202,6 +211,11 @@ def add_chunk(draw, program, position, shape):
     program.add(lambda layers, value: value.chunk(2, 1)[0], [position], ((shape[0] + 1) // 2, *shape[1:]))
 
 
+def add_slice(draw, program, position, shape):
+    if shape[0] > 1:
+        program.add(lambda layers, value: value[:, 1:], [position], (shape[0] - 1, *shape[1:]))
+
+
 def add_reshaping(draw, program, position, shape):
     flat = [((1,), (int(np.prod(shape)),)), ((2,), (shape[0], int(np.prod(shape[1:]))))]
     start, result = draw(st.sampled_from(flat))
@@ -230,6 +244,7 @@ ON_VECTORS = [
     add_mixture,
     add_cat,
     add_chunk,
+    add_slice,
 ]
 ON_SPACE = [add_conv, add_conv, add_conv, add_pool, add_reshaping, add_mean, add_permutation]
 
@@ -337,6 +352,27 @@ def test_tracing_leaves_gradients_alone():
 def test_the_answer_does_not_depend_on_train_or_eval():
     for name in ("dropout", "conv", "functional dropout", "cat"):
         assert feeding_layers(NETS[name].build().eval()) == feeding_layers(NETS[name].build().train())
+
+
+def test_synchronized_batch_norm_with_activation():
+    (feeding,) = feeding_layers(nn.Sequential(conv(), SyncBatchNormThenAct(4))).values()
+    assert feeding == (("0",), "")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_as_a_function_of_another_module(training):
+    net = nn.Sequential(NormalizesInline(), NormalizesInline(lambda m, x: m.conv.weight.flatten(2))).train(training)
+    assert feeding_layers(net) == {"0": (("0.conv",), "")}  # the second standardizes a weight
+
+
+def test_a_fake_quantized_batch_norm_has_a_true_reason():
+    fused = torch.ao.nn.intrinsic.qat.ConvBn2d(3, 4, 3, qconfig=torch.ao.quantization.default_qat_qconfig)
+    assert feeding_layers(nn.Sequential(fused)) == {"0.bn": ((), "no traceable forward pass reaches it")}
+
+
+def test_models_with_frozen_batch_norms_only_are_refused_with_that_reason():
+    with pytest.raises(ValueError, match="BatchNorm '1': it applies constant statistics and normalizes no batch"):
+        min_weight_norm(nn.Sequential(conv(), FrozenBatchNorm()))
 
 
 def test_data_parallel_models_have_prefixed_names():

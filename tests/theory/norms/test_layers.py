@@ -14,6 +14,7 @@ from lightning_normtheory.model.layers import (
     weight_norm_parameters,
 )
 
+from support.feeding_parts import ActivatedBatchNorm, FrozenBatchNorm
 from support.models import (
     PLAIN_LAYERS,
     WEIGHT_NORM_FORMS,
@@ -140,9 +141,12 @@ def test_public_name(arguments, expected):
 def test_batch_norm_layers_are_all_kinds_of_batch_norm_and_nothing_else():
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     others = (nn.InstanceNorm1d, nn.InstanceNorm2d)
-    model = nn.Sequential(*(kind(2) for kind in kinds + others), nn.LayerNorm(2), nn.GroupNorm(1, 2))
+    tracking = nn.InstanceNorm1d(2, track_running_stats=True)
+    model = nn.Sequential(*(kind(2) for kind in kinds + others), tracking, nn.LayerNorm(2), nn.GroupNorm(1, 2))
+    model.extend([FrozenBatchNorm(), ActivatedBatchNorm()])
     assert {name: type(module) for name, module in batch_norm_layers(model).items()} == {
-        str(position): kind for position, kind in enumerate(kinds)
+        **{str(position): kind for position, kind in enumerate(kinds)},
+        "10": ActivatedBatchNorm,
     }
 
 
