@@ -29,6 +29,7 @@ class Pair(NamedTuple):
         converged: whether the residual met the tolerance.
         products: the number of products with H.
         asymmetry: the largest |uᵀHv − vᵀHu| that occurred, for unit vectors: rounding, if H is symmetric.
+        scale: a lower bound of ‖H‖, relative to which products are rounded.
     """
 
     value: float
@@ -37,6 +38,7 @@ class Pair(NamedTuple):
     converged: bool
     products: int
     asymmetry: float
+    scale: float
 
 
 def power_iteration(
@@ -74,7 +76,7 @@ def power_iteration(
         # This residual is a difference of squares, accurate to 1e-3 in float32: near the end it is computed in full.
         near = ritz.residual <= max(4 * tol, 0.02) * abs(ritz.value) or ritz.residual <= 1e-3 * scale
         if (wanted and near) or products == max_products:
-            pair = _pair(ritz, *(last or (x, Hx)), x, Hx, products, asymmetry)
+            pair = _pair(ritz, *(last or (x, Hx)), x, Hx, products, asymmetry, scale)
             if wanted and _small_enough(pair.residual, pair.value, scale, tol if products >= _AT_LEAST else 0.0, x):
                 return pair._replace(converged=True)
         if which == "algebraic" and value + shift < 0 and residual <= 0.1 * abs(value):
@@ -115,14 +117,16 @@ def _ritz_of_plane(x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, which: Which) -
     return _Ritz(value, tuple(coefficients.tolist()), math.sqrt(max(squared, 0.0)), abs(xHy - yHx))
 
 
-def _pair(ritz: _Ritz, x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, products: int, asymmetry: float) -> Pair:
+def _pair(
+    ritz: _Ritz, x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, products: int, asymmetry: float, scale: float
+) -> Pair:
     """Compute the vector and its exact residual."""
     a, b = ritz.coefficients
     vector, image = torch.add(a * x, y, alpha=b), torch.add(a * Hx, Hy, alpha=b)
     size = float(vector.norm())
     value = dot(vector, image) / size**2
     residual = float(torch.add(image, vector, alpha=-value).norm()) / size
-    return Pair(value, vector / size, residual, False, products, asymmetry)
+    return Pair(value, vector / size, residual, False, products, asymmetry, scale)
 
 
 def lanczos(product: Product, start: Tensor, *, project: Product | None = None, **options: Any) -> Pair:
@@ -167,8 +171,9 @@ def batched_lanczos(
             converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), enough, w)
             if converged or products == max_products:
                 vector = vectors[i, :, 0].to(w) @ krylov.basis[i]
+                asymmetry = float(krylov.asymmetry[i])
                 pairs[i] = Pair(
-                    value, vector / vector.norm(), residual, converged, products, float(krylov.asymmetry[i])
+                    value, vector / vector.norm(), residual, converged, products, asymmetry, float(scale[i])
                 )
         done = [pair for pair in pairs if pair is not None]
         if len(done) == len(pairs):

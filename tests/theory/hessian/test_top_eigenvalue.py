@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from lightning_normtheory import Eigenpair, hessian_eigenpairs, hessian_top_eigenvalue, hessian_vector_product
+from lightning_normtheory.hessian.eigenvalues import leading_eigenpairs
+from lightning_normtheory.model.parameters import FlatParameters
 
 from support.hessian_cases import CASES, LOSSES, batches_of, prepared, sum_square
 from support.models import MODELS, Graph
@@ -233,12 +235,42 @@ def test_a_wrong_second_derivative_is_noticed(method):
     ).double()
     model.product.forward = WrongTwice.apply
     with pytest.warns(UserWarning, match="not symmetric.*custom autograd functions"):
-        hessian_top_eigenvalue(model, sum_square, batches_of(case), method=method)
+        pair = hessian_top_eigenvalue(model, sum_square, batches_of(case), method=method)
+    assert not pair.converged
     model.product.forward = lambda a, b: a * b**2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hessian_top_eigenvalue(model, sum_square, batches_of(case), method=method)
         hessian_top_eigenvalue(model.float(), sum_square, batches_of(case, dtype=torch.float32), method=method)
+
+
+class RoundedHessian:
+    """diag(−10⁴, …, 30), each product rounded relative to ‖H‖, as float32 does behind nearly constant channels."""
+
+    def __init__(self, dtype, rounding):
+        self.diagonal = torch.cat([torch.tensor([-1e4]), torch.linspace(-30.0, 30.0, 40)]).to(dtype)
+        self.noise = rounding * torch.randn(41, 41, generator=torch.Generator().manual_seed(0)).to(dtype)
+        self.gradient = torch.ones(41, dtype=dtype)
+        self.space = FlatParameters({"w": torch.zeros(41, dtype=dtype, requires_grad=True)})
+
+    def __matmul__(self, vector):
+        return self.diagonal * vector + self.noise @ vector
+
+
+@METHODS
+@pytest.mark.parametrize(("dtype", "reason"), [(torch.float32, "within the rounding"), (torch.float64, "wrong second")])
+def test_rounding_relative_to_a_large_negative_eigenvalue_is_called_rounding(method, dtype, reason):
+    """Seen: mobilenet_v2, asymmetry 5.8 beside λ_max = 32.8, and "an operation has a wrong second derivative"."""
+    hessian = RoundedHessian(dtype, 3.0)
+    with pytest.warns(UserWarning, match=reason):
+        (pair,) = leading_eigenpairs(hessian, 1, method=method, which="algebraic", tol=1e-3, max_hvps=40)
+    assert not pair.converged
+    assert pair.residual > 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exact = RoundedHessian(dtype, 0.0)
+        (pair,) = leading_eigenpairs(exact, 1, method="lanczos", which="algebraic", tol=1e-3, max_hvps=60)
+    assert pair.value == pytest.approx(30.0, abs=pair.residual + 1e-3)
 
 
 @pytest.mark.parametrize(
