@@ -64,5 +64,4 @@ class Kernels:
     def fingerprint(self, samples: int) -> int:
         """Return a number that identifies the first samples of the probe."""
         first = self._function.first(samples)
-        batches = (SampleBatch(batch.data, batch.samples, asked) for batch, asked in first)
-        return fingerprint_samples((batch.first, batch.asked) for batch in batches)
+        return fingerprint_samples(SampleBatch(batch.data, batch.samples, asked) for batch, asked in first)

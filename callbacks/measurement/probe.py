@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from lightning_normtheory.callbacks.measurement.population import Population, find_population
@@ -415,11 +415,11 @@ def _to_cpu(batch: Any) -> Any:
     """Move all tensors to the CPU, and all objects that have a method ``to``."""
 
     def move(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf.detach().cpu()
-        return leaf.to(torch.device("cpu")) if callable(getattr(leaf, "to", None)) else leaf
+        if not isinstance(leaf, Tensor) and callable(getattr(leaf, "to", None)):
+            return leaf.to(torch.device("cpu"))
+        return map_leaves(lambda value: value.detach().cpu() if isinstance(value, Tensor) else value, leaf)
 
-    return map_leaves(move, batch)
+    return tree_map(move, batch)
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 
 __all__ = [
     "count_output_samples",
+    "fields_of",
     "has_samples",
     "list_batches",
     "map_leaves",
@@ -71,7 +72,7 @@ def count_output_samples(output: Any) -> int:
 
 
 def some_samples(x: Any, n: int, which: slice | Tensor) -> Any:
-    """Select samples of an input of n samples: a tensor, or a list or dict of tensors with the samples in front.
+    """Select samples of an input of n samples: a tensor, or a list, dict or record of tensors, the samples in front.
 
     All other values in it belong to all samples and are kept.
 
@@ -83,9 +84,15 @@ def some_samples(x: Any, n: int, which: slice | Tensor) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], x: Any) -> Any:
-    """Apply the function to all values in the lists, tuples and mappings of x."""
+    """Apply the function to all values in the lists, tuples, mappings and records (see `fields_of`) of x."""
 
     def apply(leaf: Any) -> Any:
+        fields = fields_of(leaf)
+        if fields is not None:
+            record: Any = copy.copy(leaf)
+            for name, value in fields.items():
+                object.__setattr__(record, name, map_leaves(function, value))
+            return record
         if isinstance(leaf, Mapping):  # torch treats a mapping that is not a dict, as of a tokenizer, as a leaf
             changed: Any = copy.copy(leaf)
             for key, value in leaf.items():
@@ -94,6 +101,20 @@ def map_leaves(function: Callable[[Any], Any], x: Any) -> Any:
         return function(leaf)
 
     return tree_map(apply, x)
+
+
+def fields_of(x: Any) -> dict[str, Any] | None:
+    """Return the attributes of a record, an object or dataclass that has tensors as attributes; ``None`` for others.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> fields_of(SimpleNamespace(image=torch.zeros(1)))
+        {'image': tensor([0.])}
+    """
+    fields = getattr(x, "__dict__", None)
+    if type(fields) is not dict or isinstance(x, (Tensor, Mapping, nn.Module, type)):
+        return None
+    return fields if any(isinstance(value, Tensor) for value in fields.values()) else None
 
 
 def has_samples(leaf: Any, n: int) -> bool:

@@ -25,9 +25,9 @@ from lightning_normtheory.ntk.strategies import KernelTask, compute_kernel
 __all__ = ["empirical_ntk", "tangent_kernel_of_batches"]
 
 _SAMPLES_INTERACT = (
-    "Outputs of some samples differ alone and in the batch: samples interact, or the forward pass is random. The kernel"
-    " is that of the whole batch, with one draw of all random numbers, and takes a backward pass for each sample and"
-    " output."
+    "Some samples do not have the same outputs alone and in the batch: samples interact, the forward pass is random, or"
+    " the batch cannot be divided into samples. The kernel is that of the whole batch, with one draw of all random"
+    " numbers, and takes a backward pass for each sample and output."
 )
 
 
@@ -155,7 +155,10 @@ def _result(
         for matrix in (matrix for parts in blocks.values() for matrix in parts.values()):
             matrix /= source.outputs
     direction, length, rest = (_sum([parts[part] for parts in blocks.values()]) for part in PARTS)
-    distinct = count_distinct((batch.first, batch.asked) for batch in seen)
+    samples = sum(source.sizes)
+    distinct = count_distinct(seen)
+    if distinct is None:  # unknown is not equal
+        distinct = samples
     coupled = isinstance(source, CoupledSamples)
     return TangentKernel(
         direction + length + rest,
@@ -168,7 +171,7 @@ def _result(
         parameters=sum(leaf.tensor.numel() for leaf in network.parameters),
         lengths=sum(leaf.tensor.numel() for leaf in network.parameters if leaf.part == "length"),
         rank_limit=_rank_limit(network, source, distinct, outputs),
-        duplicates=sum(source.sizes) - distinct,
+        duplicates=samples - distinct,
         one_by_one=tuple(leaf.name for leaf in source.one_by_one),
         coupled=coupled,
         remark=_SAMPLES_INTERACT if coupled and not with_batch_statistics(network.model) else "",

@@ -42,7 +42,7 @@ class TangentKernel:
         parameters: p, the number of trainable entries.
         lengths: the number of lengths g of WeightNorm among them.
         rank_limit: an upper bound of the rank, from the number of parameters and from duplicate samples.
-        duplicates: the number of samples that repeat an earlier one.
+        duplicates: the number of samples that are known to repeat an earlier one.
         one_by_one: names of the parameters whose gradients were computed sample by sample.
         coupled: whether samples interact, so that the derivative goes through the batch.
         remark: a warning if they interact for another reason than BatchNorm's batch statistics.

@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections import UserDict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_normtheory import empirical_ntk, infinite_width_kernels, rsc_ratio
 from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.ntk import kernel_change, label_alignment
+from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 from lightning_normtheory.ntk.rank import count_distinct
 from lightning_normtheory.theorems.papers.dgm import DGMForm, dgm_form
 
@@ -236,9 +240,71 @@ def test_alignment_with_constant_labels_is_undefined():
 
 def test_distinct_samples_are_counted_by_their_bits():
     x = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
-    assert count_distinct([(x, 64)]) == 64
-    assert count_distinct([(x, 64), (x[:10], 10)]) == 64
-    assert count_distinct([({"a": x, "b": torch.zeros(64, 2, dtype=torch.bool)}, 64)]) == 64
+    assert count_distinct([SampleBatch.whole(x)]) == 64
+    assert count_distinct([SampleBatch.whole(x), SampleBatch.whole(x[:10])]) == 64
+    assert count_distinct([SampleBatch(x[:40], 40, 20), SampleBatch(x[:40], 40, 30)]) == 30
+    assert count_distinct([SampleBatch.whole({"a": x, "b": torch.zeros(64, 2, dtype=torch.bool)})]) == 64
     nearly = x.clone()
     nearly[1] = torch.nextafter(x[0], torch.tensor(10.0))
-    assert count_distinct([(nearly, 64)]) == 64
+    assert count_distinct([SampleBatch.whole(nearly)]) == 64
+
+
+class Opaque:
+    """A batch that only its own methods can take apart."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
+ONES = torch.ones(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "distinct"),
+    [
+        (ONES, 1),
+        ({"x": ONES, "id": ["a", "b", "a", "c"]}, 3),
+        ({"x": ONES, "id": (1, 2, 3, 4), "scale": 2.0, "unit": "m", "none": None, "zero": torch.tensor(0)}, 4),
+        (UserDict(x=ONES), 1),
+        ([ONES, SimpleNamespace(y=torch.arange(4))], 4),
+        (SimpleNamespace(x=ONES, kind="a"), 1),
+        (Opaque(torch.randn(4, 2)), None),
+        ({"x": ONES, "graph": Opaque(torch.randn(4, 2))}, None),
+        ({"y": torch.zeros(4), "nodes": torch.randn(9, 2)}, None),
+        ([torch.randn(3), torch.randn(2), torch.randn(5), torch.randn(1)], None),
+        ("text", None),
+        ({}, None),
+    ],
+)
+def test_samples_that_cannot_be_told_apart_are_not_equal(x, distinct):
+    assert count_distinct([SampleBatch(x, 4, 4)]) == distinct
+
+
+def test_a_batch_of_objects_has_no_known_duplicates():
+    """Used to say: the rank is at most 1, the other samples are duplicates."""
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+        def forward(self, batch):
+            return self.net(batch.x)
+
+    torch.manual_seed(0)
+    model, x = Reader().double(), torch.randn(12, 3).double()
+    expected = empirical_ntk(model.net, x).kernel
+    opaque = tangent_kernel_of_batches(model, [SampleBatch(Opaque(x), 12, 12)])
+    assert torch.allclose(opaque.kernel, expected, rtol=1e-12)
+    assert (opaque.duplicates, opaque.rank_limit, opaque.deficiency) == (0, 12, "")
+    assert opaque.coupled
+    assert "or the batch cannot be divided" in opaque.remark
+    # A record of tensors is divided, as a dict is: nothing is slower.
+    record = tangent_kernel_of_batches(model, [SampleBatch(SimpleNamespace(x=x), 12, 4)])
+    assert torch.allclose(record.kernel, expected[:4, :4], rtol=1e-12)
+    assert not record.coupled
+    assert not record.one_by_one
+    twice = SimpleNamespace(x=torch.cat([x, x[:1]]))
+    assert tangent_kernel_of_batches(model, [SampleBatch(twice, 13, 13)]).duplicates == 1
