@@ -207,8 +207,11 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     """Logs the least eigenvalue of the tangent kernel K[(i,h), (j,h')] = ⟨∇f_h(x_i), ∇f_h'(x_j)⟩, exact, on the first
     samples of the probe, with its split into the directions and lengths of WeightNorm (DGM, Section 3).
 
-    BatchNorm uses its running statistics, so that samples are independent, unless ``batch_stats`` is ``True``; that
-    takes a backward pass for each sample and output.
+    BatchNorm uses the statistics of the probe with the current weights, held constant, so that samples are independent
+    and K depends on weights and probe alone: means and unbiased variances of its batches, each normalized with its own
+    as in training, averaged over the samples. A layer that is trained in eval mode keeps its running statistics.
+    ``batch_stats=False`` uses running statistics in all layers, which move without the weights; ``True`` those of each
+    batch, through which it differentiates; that takes a backward pass for each sample and output.
 
     Logged after every n-th epoch:
 
@@ -217,8 +220,7 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     * ``normtheory/ntk_lambda_max``, ``normtheory/ntk_condition_number`` (infinite below the floor) and
       ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²; ``normtheory/ntk_samples``: n;
     * ``normtheory/ntk_change``: ‖K − K₀‖_F/‖K₀‖_F against the kernel at fit start, and ``normtheory/ntk_change_max``,
-      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first kernel measured. With BatchNorm,
-      part of the change comes from the running statistics, which at fit start are not yet those of the data;
+      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first kernel measured;
     * ``normtheory/ntk_label_alignment``: the cosine between the centered kernel and that of the labels, where the batch
       is a pair (x, y);
     * with WeightNorm, ``normtheory/ntk_direction_share``, ``…_length_share``, ``…_rest_share``: the parts of the trace;

@@ -49,7 +49,8 @@ class DiagnosticCallback(ReportingCallback):
         predict: ``predict(module, batch)``, the outputs of a batch, instead of what `training_step` computes: the
             output of the module's `forward`, or else of the submodule, from which the loss is computed.
         batch_stats: which statistics BatchNorm uses: ``True``: of the batch; ``False``: running; ``None``: of the batch
-            for loss and gradient, running where samples must be independent.
+            for loss and gradient, of the whole probe, held constant, where samples must be independent, running for
+            the generalization gap.
         prefix: the prefix of the metric names, ``normtheory/…`` and ``normtheory_layers/…``.
         on_error: ``"warn"``: report a diagnostic that fails once, log NaN, and continue training; ``"raise"``: stop.
         max_overhead: the largest fraction of the training time that measuring may take, such as 0.1. An epoch that is

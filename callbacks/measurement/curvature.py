@@ -98,20 +98,20 @@ class Curvature:
     def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> tuple[float, float]:
         """Return max_i ‖∇²f(θ; x_i)‖₂ over the first samples of the probe, and its residual."""
         function = self._function
-        batch_stats = function.independent_stats
         largest = torch.zeros(2, dtype=torch.float64)
         with function.measuring():
+            inputs = [(batch, function.inputs_of(batch)) for batch in function.batches if batch.counts]
+            function.hold_statistics()  # after the inputs, which need resets of the model
             predictor = Predictor(function)
-            for batch in function.batches:
-                if not batch.counts or batch.first >= samples:
+            for batch, x in inputs:
+                if batch.first >= samples:
                     continue
                 # The whole batch, not only the samples asked for: a BatchNorm may use its statistics.
                 result = predictor_hessian(
                     predictor,
-                    function.inputs_of(batch),
+                    x,
                     tol=tol,
                     max_hvps=max_hvps,
-                    batch_stats=batch_stats,
                     first=samples - batch.first,
                 )
                 top = int(result.norms.argmax())

@@ -24,6 +24,7 @@ from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
+from lightning_normtheory.measuring.statistics import hold_batch_statistics
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import has_samples
 from lightning_normtheory.model.layers import batch_norm_layers, with_batch_statistics
@@ -86,7 +87,8 @@ class MeasuredFunction:
         predict: ``predict(module, batch)``, the outputs f of a batch; ``None``: the output that the loss is computed
             from, as `findings` says.
         batch_stats: BatchNorm uses the statistics of each probe batch (``True``), its running statistics (``False``),
-            or batch statistics for loss and gradient, which is the function that is trained (``None``).
+            or, for ``None``, as it does in training, with batch statistics for loss and gradient; see also
+            `hold_statistics`.
         parameters: the choice of θ. Inside `measuring`, all other parameters are frozen.
         findings: what the trial found out.
 
@@ -139,9 +141,22 @@ class MeasuredFunction:
 
     @property
     def independent_stats(self) -> bool | None:
-        """``batch_stats`` for quantities of independent samples: running statistics where all layers keep them."""
+        """``batch_stats`` of the function that predicts: running statistics where all layers keep them."""
         tracked = all(layer.running_mean is not None for layer in batch_norm_layers(self.model).values())
         return self._batch_stats if self._batch_stats is not None or not tracked else False
+
+    def hold_statistics(self) -> None:
+        """Inside `measuring`: hold the statistics of BatchNorm constant, at those of the probe, so that samples are
+        independent and the function depends on weights and probe alone; see `hold_batch_statistics`.
+
+        Not with a ``batch_stats`` of the user's, nor if a layer in training keeps no running statistics: its samples
+        interact anyway. The next reset of the model ends it.
+        """
+        layers = batch_norm_layers(self.model).values()
+        if self._batch_stats is None and layers and all(layer.running_mean is not None for layer in layers):
+            inputs = [(self.inputs_of(batch), batch.samples) for batch in self.all_batches]
+            passes = [(partial(self.outputs, self.model, x), samples) for x, samples in inputs]
+            hold_batch_statistics(self.model, passes, self.reset_state)
 
     @contextmanager
     def measuring(self, *, independent: bool = False) -> Iterator[None]:
@@ -150,7 +165,7 @@ class MeasuredFunction:
         Without the exchange at the end, a process that failed would leave the other ones waiting in the next sum.
 
         Args:
-            independent: whether samples must be independent, see `independent_stats`.
+            independent: whether to measure the function that predicts, see `independent_stats`.
         """
         error: Exception | None = None
         batch_stats = self.independent_stats if independent else self._batch_stats

@@ -47,11 +47,12 @@ class Kernels:
     def _compute(self, samples: int, outputs: Outputs) -> TangentKernel:
         function = self._function
         with function.measuring():
+            batches = function.first_samples(samples)
+            function.hold_statistics()  # after the inputs, which need resets of the model
             found = tangent_kernel_of_batches(
                 Predictor(function),
-                function.first_samples(samples),
+                batches,
                 outputs=outputs,
-                batch_stats=function.independent_stats,
                 layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
                 processes=function.processes,
             )

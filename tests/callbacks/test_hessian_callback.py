@@ -13,6 +13,7 @@ from lightning_normtheory.callbacks import DiagnosticCallback, HessianTopEigenva
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
 
+from support.batch_statistics import inputs_of, with_statistics_of
 from support.lit import Classifier, loader, rows, tensors, trainer
 
 LAMBDA = "normtheory/hessian_lambda_max"
@@ -252,7 +253,8 @@ def test_the_predictor_on_request(net):
     module = Descent(net)
     callback = HessianTopEigenvalue(tol=1e-3, predictor_samples=50, on_error="raise")
     row = fit(callback, module, epochs=1)[0]
-    expected = predictor_hessian_norm(module.net, tensors()[0], tol=1e-3, batch_stats=False).max()
+    net = with_statistics_of(module.net.train(), inputs_of(callback.probe))
+    expected = predictor_hessian_norm(net, tensors()[0], tol=1e-3).max()
     assert row["normtheory/predictor_hessian_norm"] == pytest.approx(float(expected), rel=1e-3)
     assert row["normtheory/predictor_hessian_norm_residual"] <= 1e-3 * row["normtheory/predictor_hessian_norm"]
     assert row["normtheory/predictor_hessian_norm_converged"] == 1.0

@@ -13,6 +13,7 @@ from lightning_normtheory import empirical_ntk, infinite_width_kernels
 from lightning_normtheory.callbacks import NormTheory, NTKLeastEigenvalue
 from lightning_normtheory.ntk import label_alignment
 
+from support.batch_statistics import inputs_of, with_statistics_of
 from support.lit import FEATURES, Classifier, Stream, loader, rows, tensors, trainer
 from support.theorem_cases import DGMNetwork, unit_samples
 
@@ -36,12 +37,19 @@ def kernel_of(module, n=20, **options):
     return empirical_ntk(module.net, tensors(n)[0], **options)
 
 
+def probe_kernel(module, callback, **options):
+    """Return the kernel of the whole dataset with the statistics of the probe."""
+    return empirical_ntk(with_statistics_of(module.net.train(), inputs_of(callback.probe)), tensors(20)[0], **options)
+
+
 @pytest.mark.parametrize("outputs", ["full", "trace", "sum"])
 @pytest.mark.parametrize("net", ["wn", "wn-hook", "plain", "bn"])
 def test_logged_numbers_are_those_of_the_theory_floor(net, outputs):
     module = Seeded(net)
-    measured = fit(NTKLeastEigenvalue(outputs=outputs, on_error="raise"), module)[1]
-    exact = kernel_of(module, outputs=outputs, batch_stats=False, layers=True)
+    callback = NTKLeastEigenvalue(outputs=outputs, on_error="raise")
+    measured = fit(callback, module)[1]
+    options = {"outputs": outputs, "layers": True}
+    exact = probe_kernel(module, callback, **options) if net == "bn" else kernel_of(module, **options)
     assert measured[f"{NTK}lambda_min"] == pytest.approx(exact.lambda_min, abs=2 * exact.floor, rel=1e-3)
     assert measured[f"{NTK}lambda_min_floor"] == pytest.approx(exact.floor, rel=1e-3)
     assert measured[f"{NTK}lambda_max"] == pytest.approx(exact.lambda_max, rel=1e-5)
@@ -82,13 +90,15 @@ def test_the_first_samples_of_the_probe_are_measured():
     assert measured[f"{NTK}lambda_max"] == pytest.approx(exact.lambda_max, rel=1e-5)
 
 
-def test_running_statistics_unless_told_otherwise(tmp_path):
+def test_statistics_of_the_probe_unless_told_otherwise(tmp_path):
     data = loader(20, 20, shuffle=False)
     for batch_stats in (None, False, True):
         module = Seeded("bn")
         callback = NTKLeastEigenvalue(batch_stats=batch_stats, on_error="raise")
         measured = fit(callback, module, data=data, default_root_dir=tmp_path / str(batch_stats))[1]
-        exact = kernel_of(module, batch_stats=bool(batch_stats))
+        exact = (
+            probe_kernel(module, callback) if batch_stats is None else kernel_of(module, batch_stats=bool(batch_stats))
+        )
         assert measured[f"{NTK}lambda_max"] == pytest.approx(exact.lambda_max, rel=1e-4)
 
 

@@ -17,6 +17,7 @@ from lightning_normtheory import empirical_ntk, hessian_top_eigenvalue, min_weig
 from lightning_normtheory.callbacks import NormTheory
 
 from reliability.outcome import Outcome
+from support.batch_statistics import with_statistics_of
 from support.lit import CLASSES, Wrapper, rows, trainer
 from support.neutral_cases import Recorder, generators, state
 
@@ -210,7 +211,8 @@ def expected(name, recorder, probe, row):
     batches = [(batch.data[0].double(), batch.data[1]) for batch in probe.batches(0, 1)]
     rsc = rsc_ratio(net, nn.functional.cross_entropy, batches)
     top = hessian_top_eigenvalue(net, nn.functional.cross_entropy, batches, method="lanczos", tol=1e-7)
-    kernel = empirical_ntk(net, batches[0][0][:ROWS], batch_stats=False)
+    held = with_statistics_of(net, [x for x, _ in batches])
+    kernel = empirical_ntk(held, batches[0][0][:ROWS])
     return {
         "loss": (rsc.loss, 0.0),
         "grad_norm_sq": (rsc.grad_norm_sq, 0.0),

@@ -82,7 +82,7 @@ class BoundChecks(Checks):
     def _kernel_condition(self) -> None:
         k, asked = self.plan.outputs, self.plan.options["ntk_samples"]
         samples = asked if k == 1 else max(asked // k, 1)
-        kernel = self.predicting[-1].kernels(samples, "full")["kernel"]
+        kernel = self.held[-1].kernels(samples, "full")["kernel"]
         n = len(kernel) // k
         spectrum = torch.linalg.eigvalsh(kernel)
         high = float(spectrum[-1])

@@ -27,9 +27,10 @@ class Checks:
         self.model, self.plan, self.row, self.steps = model, model.plan, row, steps
         self.states = states
         self.trained = [Dense(model, state) for state in states]
-        self.predicting = self.trained
+        self.predicting = self.held = self.trained
         if "batch" in model.plan.norms:
             self.predicting = [Dense(model, state, independent=True) for state in states]
+            self.held = [Dense(model, state, independent=True, held=True) for state in states]
         self.now, self.then = self.trained[-1], self.trained[-2]
 
     def close(self, name: str, expected: float, scale: float | None = None) -> None:
@@ -97,7 +98,7 @@ class Checks:
 
     def predictor_hessian(self, prefix: str, samples: int) -> None:
         name = f"{prefix}predictor_hessian_norm"
-        hessians = self.predicting[-1].predictor_hessians(samples)
+        hessians = self.held[-1].predictor_hessians(samples)
         norms = torch.linalg.eigvalsh((hessians + hessians.mT) / 2).abs().amax(-1)
         largest, residual = float(norms.max()), self.row[f"{name}_residual"]
         self.row.equal(name, largest, residual + CLOSE * largest + 1e-9)
@@ -108,12 +109,12 @@ class Checks:
 
     def kernel(self) -> None:
         samples, which = self.plan.options["ntk_samples"], self.plan.options["ntk_outputs"]
-        history = [dense.kernels(samples, which) for dense in self.predicting]
+        history = [dense.kernels(samples, which) for dense in self.held]
         found, first = history[-1], history[0]["kernel"]
         kernel = found["kernel"]
         spectrum = torch.linalg.eigvalsh(kernel)
         low, high = float(spectrum[0]), float(spectrum[-1])
-        n = len(self.predicting[-1].jacobian[:samples])
+        n = len(self.held[-1].jacobian[:samples])
         self.close("ntk_lambda_min", low, high)
         self.close("ntk_lambda_max", high)
         self.close("ntk_lambda_min_floor", (EPS + len(kernel) * EPS) * high)

@@ -3,7 +3,7 @@
 Nothing here imports the code under test.
 """
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -49,9 +49,12 @@ class Dense:
     Args:
         state: the module's `state_dict` of that moment.
         independent: as samples are to be independent, a BatchNorm has running statistics, where it keeps some.
+        held: and these are those of the probe, unless the callback is told otherwise.
     """
 
-    def __init__(self, model: StrangeModel, state: dict[str, Tensor], *, independent: bool = False) -> None:
+    def __init__(
+        self, model: StrangeModel, state: dict[str, Tensor], *, independent: bool = False, held: bool = False
+    ) -> None:
         self.plan = model.plan
         self.model = model
         self.state = state
@@ -59,15 +62,43 @@ class Dense:
         self.module.load_state_dict(state)
         write_out_weight_norms(self.module)
         self.module.eval()
+        self.batches = model.probe()
         batch_stats = self.plan.options["batch_stats"]
         if batch_stats is None:
             batch_stats = not (independent and self.plan.tracked)
+            if held and self.plan.tracked:
+                self._hold()
         for module in self.module.modules():
             if isinstance(module, _BatchNorm):
                 module.training = batch_stats
         self.names = [name for name, p in self.module.named_parameters() if p.requires_grad]
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.batches = model.probe()
+
+    def _hold(self) -> None:
+        """Replace all running statistics by the means over the samples of those of each batch."""
+        layers = {path: layer for path, layer in self.module.named_modules() if isinstance(layer, _BatchNorm)}
+        calls: dict[str, list[Tensor]] = {}
+
+        def see(path: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            values = args[0].transpose(0, 1).flatten(1)
+            calls.setdefault(path, []).append(torch.stack([values.mean(1), values.var(1)]))
+
+        hooks = [layer.register_forward_pre_hook(partial(see, path)) for path, layer in layers.items()]
+        sums: dict[str, Tensor] = {}
+        for batch in self.batches:
+            for layer in layers.values():
+                layer.training = True
+            calls.clear()
+            with torch.no_grad():
+                self.outputs_of(batch)
+            for path, seen in calls.items():
+                sums[path] = sums.get(path, 0.0) + samples_of(batch) * torch.stack(seen).mean(0)
+        for hook in hooks:
+            hook.remove()
+        self.state = dict(self.state)
+        for path, total in sums.items():
+            mean, variance = total / sum(map(samples_of, self.batches))
+            self.state.update({f"{path}.running_mean": mean, f"{path}.running_var": variance})
 
     def _reset_buffers(self) -> None:
         """Every batch begins with the buffers as they were."""

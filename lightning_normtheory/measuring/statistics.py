@@ -1,0 +1,64 @@
+"""Give BatchNorm statistics that follow from the weights and some batches alone."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["hold_batch_statistics"]
+
+
+@torch.no_grad()
+def hold_batch_statistics(
+    model: nn.Module, passes: Iterable[tuple[Callable[[], object], int]], reset_state: Callable[[], object]
+) -> None:
+    """Hold the statistics of every BatchNorm in training mode constant, at those of some batches.
+
+    In a pass over batch b of n_b samples, each layer normalizes with the statistics of the batch, as in training. With
+    the mean μ_b and the unbiased variance σ²_b of what enters the layer (averaged over its calls), its running
+    statistics become
+
+        μ = Σ_b n_b μ_b / Σ_b n_b,  σ² = Σ_b n_b σ²_b / Σ_b n_b,
+
+    and it is switched to eval mode, in which it uses them. Samples are independent then, and the running statistics of
+    before do not matter. Layers in eval mode, without running statistics, or not called keep their statistics. To be
+    called inside `preserve_state`, which restores the model.
+
+    Args:
+        passes: forward passes over one batch each, with their numbers of samples.
+        reset_state: of `preserve_state`, called before each pass.
+
+    Example:
+        >>> from lightning_normtheory.measuring.preserve import preserve_state
+        >>> layer = nn.BatchNorm1d(1, affine=False)
+        >>> x = torch.tensor([[1.0], [3.0], [8.0], [12.0]])
+        >>> with preserve_state(layer) as reset_state:
+        ...     hold_batch_statistics(layer, [(lambda: layer(x[:2]), 2), (lambda: layer(x[2:]), 2)], reset_state)
+        ...     layer.running_mean.tolist(), layer.running_var.tolist(), layer.training
+        ([6.0], [5.0], False)
+        >>> layer.running_mean.tolist(), layer.training
+        ([0.0], True)
+    """
+    modules = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    held = [layer for layer in modules if layer.training and layer.running_mean is not None]
+    sums = [torch.zeros(2, layer.num_features, dtype=torch.float64) for layer in held]
+    weights = [0] * len(held)
+    for forward, samples in passes if held else ():
+        reset_state()
+        for layer in held:
+            layer.reset_running_stats()
+            layer.momentum, layer.track_running_stats = None, True  # the mean over all calls
+        forward()
+        for i, layer in enumerate(held):
+            if int(layer.num_batches_tracked) > 0:
+                found = torch.stack([layer.running_mean, layer.running_var]).to("cpu", torch.float64)
+                sums[i] += samples * found
+                weights[i] += samples
+    reset_state()
+    for layer, total, weight in zip(held, sums, weights):
+        layer.training = False
+        if weight > 0:
+            mean, variance = total / weight
+            layer.running_mean.copy_(mean)
+            layer.running_var.copy_(variance)
