@@ -5,7 +5,7 @@ What one epoch does:
 1. Lightning calls ``on_train_epoch_end`` of the callback (`engine.base`). If the epoch is due, and within the time
    budget (`engine.budget`), the callback measures.
 2. It creates the measurement of the epoch (`measurement.epoch`): the trained function (`measurement.function`) on fixed
-   samples (`measurement.probe`), and parts for curvature, kernels and theory. Nothing is computed yet.
+   samples (`samples.probe`), and parts for curvature, kernels and theory. Nothing is computed yet.
 3. Each diagnostic (`engine.diagnostic`; one or two in each public module here) asks the measurement for quantities. The
    measurement computes each one once, with functions of the theory rooms, and restores the model, the random generators
    and the trainer afterwards. The diagnostic returns metrics: names and numbers. If it fails, the callback warns once
@@ -14,7 +14,8 @@ What one epoch does:
    EarlyStopping and ModelCheckpoint, and appends a row to ``normtheory.jsonl`` (`output.run_file`).
 5. A checkpoint stores probe indices, the state of each diagnostic and how far the fit is (`engine.lifecycle`).
 
-At fit start the callback checks the setup (`engine.checks`). Before the first step the diagnostics measure what they
+At fit start the callback checks the setup (`engine.checks`). Before the first step it tries the user's `training_step`
+on one batch (`measurement.trial`), to find loss and predictor in it (`step`), and the diagnostics measure what they
 compare with later. At fit end `output.fit_end` prints a table.
 """
 
@@ -23,12 +24,12 @@ from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCe
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalue
 from lightning_normtheory.callbacks.hessian_trace import HessianTrace
-from lightning_normtheory.callbacks.measurement.probe import Probe
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNorm
 from lightning_normtheory.callbacks.norm_theory import NormTheory
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalue
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBound
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatio
+from lightning_normtheory.callbacks.samples.probe import Probe
 
 __all__ = [
     "BatchNormTheory",

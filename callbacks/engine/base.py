@@ -23,12 +23,12 @@ from lightning_normtheory.callbacks.engine.reporting import ReportingCallback
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction, Findings, MeasuredFunction
-from lightning_normtheory.callbacks.measurement.probe import Probe, describe
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
-from lightning_normtheory.callbacks.measurement.theta import ParameterChoice, check_choice, describe_choice
 from lightning_normtheory.callbacks.measurement.trial import example_of, explore
-from lightning_normtheory.callbacks.measurement.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
+from lightning_normtheory.callbacks.samples.probe import Probe, describe
+from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
+from lightning_normtheory.callbacks.step.theta import ParameterChoice, check_choice, describe_choice
 from lightning_normtheory.measuring.processes import FailedElsewhereError
 from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitialized
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.kernels import Predictor
-from lightning_normtheory.callbacks.measurement.probe import ProbeBatch
+from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.hessian.operator import LossHessian, Memory
 from lightning_normtheory.hessian.predictor import predictor_hessian
 from lightning_normtheory.measuring.memory import is_out_of_memory

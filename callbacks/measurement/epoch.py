@@ -11,10 +11,10 @@ from lightning_normtheory.callbacks.measurement.curvature import Curvature, Hess
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.generalization_gap import Gap, measure_gap
 from lightning_normtheory.callbacks.measurement.kernels import Kernels
-from lightning_normtheory.callbacks.measurement.probe import ProbeBatch
 from lightning_normtheory.callbacks.measurement.rsc_metric import RSCMetric
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts, TheoryInputs
-from lightning_normtheory.callbacks.measurement.validation_probe import ValidationProbe
+from lightning_normtheory.callbacks.samples.probe import ProbeBatch
+from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch

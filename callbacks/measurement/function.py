@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lightning_normtheory.callbacks.measurement.batch_parts import BatchParts, batch_parts, other_tensor
-from lightning_normtheory.callbacks.measurement.manual_step import ManualStep, StopStep
-from lightning_normtheory.callbacks.measurement.predictor import CallOutput, captured_inputs, captured_output
-from lightning_normtheory.callbacks.measurement.probe import Probe, ProbeBatch, describe
 from lightning_normtheory.callbacks.measurement.ranks import processes_of
-from lightning_normtheory.callbacks.measurement.silence import muted
-from lightning_normtheory.callbacks.measurement.theta import ParameterChoice, choose_parameters
+from lightning_normtheory.callbacks.samples.probe import Probe, ProbeBatch, describe
+from lightning_normtheory.callbacks.step.manual_step import ManualStep, StopStep
+from lightning_normtheory.callbacks.step.predictor import CallOutput, captured_inputs, captured_output
+from lightning_normtheory.callbacks.step.silence import muted
+from lightning_normtheory.callbacks.step.theta import ParameterChoice, choose_parameters
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.rng import isolated_rng

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_normtheory.architecture.operations import Operation, opaque
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
-from lightning_normtheory.callbacks.measurement.probe import describe
+from lightning_normtheory.callbacks.samples.probe import describe
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.batches import joined
 from lightning_normtheory.model.checks import some_samples

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightning_normtheory.callbacks.measurement.function import RETURNS, Findings, MeasuredFunction, call_training_step
-from lightning_normtheory.callbacks.measurement.manual_step import ManualStep
-from lightning_normtheory.callbacks.measurement.predictor import (
+from lightning_normtheory.callbacks.samples.probe import ProbeBatch, describe
+from lightning_normtheory.callbacks.step.manual_step import ManualStep
+from lightning_normtheory.callbacks.step.predictor import (
     CallOutput,
     RecordedCalls,
     captured_inputs,
@@ -22,7 +23,6 @@ from lightning_normtheory.callbacks.measurement.predictor import (
     key_path,
     tensors_in,
 )
-from lightning_normtheory.callbacks.measurement.probe import ProbeBatch, describe
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.model.checks import require_graph
 

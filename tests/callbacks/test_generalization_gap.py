@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory.callbacks.measurement.generalization_gap import GapMetric
-from lightning_normtheory.callbacks.measurement.validation_probe import ValidationProbe
+from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 
 from support.gap_cases import GapCallback, Plain, fit, mean_loss, unseen
 from support.lit import Classifier, loader, rows, tensors, trainer

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from lightning_normtheory.callbacks import NormTheory, Probe
-from lightning_normtheory.callbacks.measurement.population import Population, find_population
+from lightning_normtheory.callbacks.samples.population import Population, find_population
 
 from support.gap_cases import GapCallback, unseen
 from support.lit import Classifier, loader, rows, tensors, trainer

@@ -17,7 +17,7 @@ from lightning_normtheory.callbacks import (
     RademacherBound,
     RSCRatio,
 )
-from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.callbacks.samples.probe import Probe
 
 from reliability.resume.resume_cases import CASES, fit
 

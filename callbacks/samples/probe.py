@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from lightning_normtheory.callbacks.measurement.population import Population, find_population
+from lightning_normtheory.callbacks.samples.population import Population, find_population
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.model.checks import map_leaves, some_samples

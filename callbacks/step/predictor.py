@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from lightning_normtheory.autodiff.graph import leaves, nodes_from
-from lightning_normtheory.callbacks.measurement.manual_step import StopStep, replaced
+from lightning_normtheory.callbacks.step.manual_step import StopStep, replaced
 
 __all__ = [
     "CallOutput",

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pytorch_lightning import Trainer
 
-from lightning_normtheory.callbacks.measurement.probe import Probe
+from lightning_normtheory.callbacks.samples.probe import Probe
 
 __all__ = ["ValidationProbe"]
 
