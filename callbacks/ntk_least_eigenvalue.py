@@ -56,6 +56,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self._samples, self._outputs, self._names = samples, outputs, names
         self._reference: Tensor | None = None
         self._fingerprint: int | None = None
+        self._trained: int | None = None
         self._change_max = 0.0
         self._dgm: DGMForm | None = None
         self._warned = False
@@ -89,19 +90,23 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
 
     def _remember(self, measurement: EpochMeasurement, found: TangentKernel) -> None:
         self._reference, self._fingerprint = _upper(found.kernel), self._fingerprint_of(measurement)
-        self._change_max = 0.0
+        self._trained, self._change_max = measurement.kernels.trained_fingerprint, 0.0
 
     def _fingerprint_of(self, measurement: EpochMeasurement) -> int:
         """Return a number that identifies the samples and the kind of kernel."""
         return hash((measurement.kernels.fingerprint(self._samples), get_args(Outputs).index(self._outputs)))
 
     def _since_start(self, measurement: EpochMeasurement, found: TangentKernel) -> dict[str, float]:
+        self.reasons = {}
         if self._reference is not None and self._fingerprint != self._fingerprint_of(measurement):
-            warn("Probe samples differ from the checkpoint; ntk_change restarts here.")
+            self.reasons = {"ntk_change": "probe samples differ from the checkpoint; it restarts here"}
+        elif self._reference is not None and self._trained not in (None, measurement.kernels.trained_fingerprint):
+            self.reasons = {"ntk_change": "the set of trained parameters has changed; it restarts here"}
+        if self.reasons:
             self._reference = None
         n = len(found.kernel)
         if self._reference is None or len(self._reference) != n * (n + 1) // 2:
-            self._remember(measurement, found)  # the first kernel of an iterable dataset, or of new samples
+            self._remember(measurement, found)  # also the first kernel of an iterable dataset
             return {}
         change = kernel_change(found.kernel.cpu(), _from_upper(self._reference, n))
         self._change_max = max(self._change_max, change)
@@ -150,13 +155,14 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         return {
             "reference": self._reference,
             "fingerprint": self._fingerprint,
+            "trained": self._trained,
             "change_max": self._change_max,
             "dgm": None if self._dgm is None else tuple(self._dgm),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._reference, self._fingerprint = state.get("reference"), state.get("fingerprint")
-        self._change_max = state.get("change_max", 0.0)
+        self._trained, self._change_max = state.get("trained"), state.get("change_max", 0.0)
         self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
 
     def forget(self, changed: Collection[str]) -> str:
@@ -220,7 +226,9 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     * ``normtheory/ntk_lambda_max``, ``normtheory/ntk_condition_number`` (infinite below the floor) and
       ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²; ``normtheory/ntk_samples``: n;
     * ``normtheory/ntk_change``: ‖K − K₀‖_F/‖K₀‖_F against the kernel at fit start, and ``normtheory/ntk_change_max``,
-      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first kernel measured;
+      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first kernel measured. When the set of
+      trained parameters changes, as layers are unfrozen, both restart: K₀ is the kernel of that epoch, for which they
+      are not logged;
     * ``normtheory/ntk_label_alignment``: the cosine between the centered kernel and that of the labels, where the batch
       is a pair (x, y);
     * with WeightNorm, ``normtheory/ntk_direction_share``, ``…_length_share``, ``…_rest_share``: the parts of the trace;

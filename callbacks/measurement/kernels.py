@@ -1,6 +1,7 @@
 """The tangent kernel on the first samples of the probe."""
 
 import dataclasses
+import zlib
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,10 +31,15 @@ class Predictor(nn.Module):
 
 
 class Kernels:
-    """Tangent kernels of one epoch, each computed once."""
+    """Tangent kernels of one epoch, each computed once.
+
+    Attributes:
+        trained_fingerprint: identifies the set of parameters in which the last kernel was differentiated, by names.
+    """
 
     def __init__(self, function: MeasuredFunction) -> None:
         self._function = function
+        self.trained_fingerprint = 0
         self._found: dict[tuple[int, Outputs], TangentKernel] = {}
 
     def tangent_kernel(self, samples: int, outputs: Outputs) -> TangentKernel:
@@ -49,6 +55,7 @@ class Kernels:
         with function.measuring():
             batches = function.first_samples(samples)
             function.hold_statistics()  # after the inputs, which need resets of the model
+            self.trained_fingerprint = zlib.crc32("\n".join(function.theta).encode())
             found = tangent_kernel_of_batches(
                 Predictor(function),
                 batches,

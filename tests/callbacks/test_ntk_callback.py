@@ -6,12 +6,14 @@ import warnings
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import BaseFinetuning
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory import empirical_ntk, infinite_width_kernels
 from lightning_normtheory.callbacks import NormTheory, NTKLeastEigenvalue
 from lightning_normtheory.ntk import label_alignment
+from lightning_normtheory.record import jsonl
 
 from support.batch_statistics import inputs_of, with_statistics_of
 from support.lit import FEATURES, Classifier, Stream, loader, rows, tensors, trainer
@@ -342,3 +344,55 @@ def test_samples_that_see_each_other_are_named_once():
         warnings.simplefilter("always")
         fit(NTKLeastEigenvalue(on_error="raise"), Centered(), epochs=3)
     assert sum("samples interact" in str(w.message) for w in caught) == 1
+
+
+# --- Trained parameters that change -----------------------------------------------------------------------------------
+
+
+class Unfreezing(BaseFinetuning):
+    """Trains the first layer from the third epoch on."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch >= 2:  # Lightning freezes again when it resumes
+            self.make_trainable(pl_module.net[0])
+        if epoch == 2:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer)
+
+
+class Standing(Seeded):
+    def configure_optimizers(self):
+        return torch.optim.SGD(filter(lambda p: p.requires_grad, self.parameters()), 0.0)
+
+
+@pytest.mark.parametrize("net", ["plain", "bn"])
+@pytest.mark.parametrize("stop", [None, 2, 3])
+def test_unfreezing_layers_is_no_change(tmp_path, net, stop):
+    """Used to move ntk_change from 0 to 0.128, with a learning rate of zero. ``stop``: resumed after that epoch."""
+    caught = []
+    for part, epochs in enumerate((stop, 5) if stop else (5,)):
+        torch.manual_seed(0)
+        run = trainer(
+            [NTKLeastEigenvalue(on_error="raise"), Unfreezing()],
+            max_epochs=epochs,
+            default_root_dir=tmp_path / str(part),
+        )
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            checkpoint = tmp_path / "last.ckpt" if part else None
+            run.fit(Standing(net), loader(20, shuffle=False), ckpt_path=checkpoint)
+        run.save_checkpoint(tmp_path / "last.ckpt")
+        caught += [str(each.message) for each in told]
+    found = {epoch: row for part in tmp_path.glob("[01]") for epoch, row in rows(part).items()}
+    changes = [found[epoch].get(f"{NTK}change") for epoch in range(5)]
+    assert changes == [0.0, 0.0, None, 0.0, 0.0]
+    assert f"{NTK}lambda_min" in found[2]
+    restarts = [message for message in caught if "restarts" in message]
+    assert restarts == [
+        "normtheory/ntk_change is not logged: the set of trained parameters has changed; it restarts here."
+    ]
+    lines = [line for path in tmp_path.rglob("normtheory.jsonl") for line in jsonl.read(path) if "epoch" in line]
+    told_in_file = {line["epoch"]: line.get("reasons", {}) for line in lines}
+    assert {epoch: list(why) for epoch, why in told_in_file.items() if why} == {2: [f"{NTK}change"]}

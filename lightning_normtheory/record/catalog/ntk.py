@@ -29,7 +29,12 @@ METRICS = (
     _keep_min("ntk_effective_rank", "effective rank", "effective rank (tr K)²/‖K‖_F²", "effective_rank"),
     _metric("ntk_samples", "samples", "number of samples of the kernel", "effective_rank", role="upper", kind="count"),
     _keep_max("ntk_seconds", "tangent kernel", "seconds spent on the kernel", "cost", kind="seconds"),
-    _keep_max("ntk_change", "‖K−K₀‖/‖K₀‖", "relative change of the kernel since fit start", "change"),
+    _keep_max(
+        "ntk_change",
+        "‖K−K₀‖/‖K₀‖",
+        "relative change of the kernel since fit start or a restart",
+        "change",
+    ),
     _metric(
         "ntk_change_max", "ΔK", "largest relative change of the tangent kernel so far", "change", column=True, row="ΔK"
     ),

@@ -158,7 +158,7 @@ def test_a_kernel_of_other_samples_is_not_compared_with(tmp_path, checkpoint, mo
 
     draw = resume_cases.samples
     monkeypatch.setattr(resume_cases, "samples", lambda *a, **k: tuple(-each for each in draw(*a, **k)))
-    with pytest.warns(UserWarning, match="Probe samples differ from the checkpoint"):
+    with pytest.warns(UserWarning, match="ntk_change is not logged: probe samples differ from the checkpoint"):
         found = fit(CASE, tmp_path, checkpoint, epochs=3)
     assert "normtheory/ntk_change" not in found[1]
     assert "normtheory/ntk_change" in found[2]
