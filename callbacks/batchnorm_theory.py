@@ -120,7 +120,7 @@ class BatchNormTheoryDiagnostic(Diagnostic):
         self._start = _Start(*state["start"]) if state.get("start") else None
 
     def forget(self, changed: Collection[str]) -> str:
-        if self._start is None or not (SAMPLE_SETTINGS | {"predict", "batchnorm_samples"}) & set(changed):
+        if self._start is None or not (SAMPLE_SETTINGS | {"predict", "parameters", "batchnorm_samples"}) & set(changed):
             return ""
         self._start, self._examined = None, False
         return "BN's margins and weights at fit start"

@@ -176,7 +176,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._examined = state.get("looked", False)
 
     def forget(self, changed: Collection[str]) -> str:
-        if (SAMPLE_SETTINGS | {"loss", "predict", "ntk_samples"}) & set(changed):
+        if (SAMPLE_SETTINGS | {"loss", "predict", "parameters", "ntk_samples"}) & set(changed):
             self._examined, self._dgm = False, None  # check the theorems again; the radii continue
         if self._last is None or not LOSS_SETTINGS & set(changed):
             return ""

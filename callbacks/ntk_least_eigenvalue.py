@@ -166,7 +166,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
 
     def forget(self, changed: Collection[str]) -> str:
-        samples = SAMPLE_SETTINGS | {"predict", "ntk_samples"}
+        samples = SAMPLE_SETTINGS | {"predict", "parameters", "ntk_samples"}
         if self._dgm is not None and samples & set(changed):
             self._dgm = None
         if self._reference is None or not (samples | {"batch_stats", "ntk_outputs"}) & set(changed):

@@ -381,7 +381,7 @@ class DiagnosticCallback(ReportingCallback):
             if dropped:
                 name = type(self).__name__
                 rank_zero_warn(f"{name}: discarding {dropped} from the checkpoint, measured with different settings.")
-        if not changed.keys() & {"loss", "predict", "probe", "seed"}:
+        if not changed.keys() & {"loss", "predict", "parameters", "probe", "seed"}:
             self._facts = KnownFacts.from_state(state_dict)
         self._budget.load_state_dict(state_dict.get("budget", {}))
         self._fit.reasons = state_dict.get("reasons", {})

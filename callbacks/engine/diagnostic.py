@@ -13,7 +13,7 @@ __all__ = ["LOSS_SETTINGS", "SAMPLE_SETTINGS", "Diagnostic", "NotApplicable", "l
 
 # The settings of a callback that determine the samples, and the loss on them.
 SAMPLE_SETTINGS = frozenset({"probe", "seed"})
-LOSS_SETTINGS = SAMPLE_SETTINGS | {"loss", "batch_stats"}
+LOSS_SETTINGS = SAMPLE_SETTINGS | {"loss", "parameters", "batch_stats"}
 
 
 class NotApplicable(ValueError):
