@@ -240,24 +240,26 @@ def test_bad_options_stop_before_the_fit(option):
         NTKLeastEigenvalue(**option)
 
 
-def test_labels_that_are_no_tensor_are_left_out():
+class OfDicts(Seeded):
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch["x"]), batch["y"])
+
+
+@pytest.mark.parametrize("others", [{}, {"weight": lambda ys: torch.ones(len(ys))}], ids=["alone", "not alone"])
+@pytest.mark.parametrize("given", [{}, {"predict": lambda module, batch: module(batch["x"])}], ids=["found", "given"])
+def test_labels_in_a_dict_are_used_if_they_are_told_apart(others, given):
     def collate(samples):
         xs, ys = zip(*samples)
-        return {"x": torch.stack(xs), "y": torch.stack(ys)}
+        return {"x": torch.stack(xs), "y": torch.stack(ys), **{name: make(ys) for name, make in others.items()}}
 
-    callback = NTKLeastEigenvalue(
-        on_error="raise",
-        predict=lambda module, batch: module(batch["x"]),
-        loss=lambda module, batch: nn.functional.cross_entropy(module(batch["x"]), batch["y"]),
-    )
-
-    class OfDicts(Seeded):
-        def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self(batch["x"]), batch["y"])
-
-    measured = fit(callback, OfDicts(), data=loader(20, shuffle=False, collate_fn=collate))[1]
-    assert f"{NTK}label_alignment" not in measured
-    assert measured[f"{NTK}lambda_max"] > 0
+    data = {"data": loader(20, shuffle=False, collate_fn=collate)}
+    measured = fit(NTKLeastEigenvalue(on_error="raise", **given), OfDicts(), **data)[1]
+    pairs = fit(NTKLeastEigenvalue(on_error="raise"), Seeded(), data=loader(20, shuffle=False))[1]
+    assert measured[f"{NTK}lambda_max"] == pairs[f"{NTK}lambda_max"]
+    if others:
+        assert f"{NTK}label_alignment" not in measured
+    else:
+        assert measured[f"{NTK}label_alignment"] == pairs[f"{NTK}label_alignment"]
 
 
 def test_a_failure_does_not_stop_the_run():
