@@ -247,14 +247,15 @@ class OfDicts(Seeded):
 
 @pytest.mark.parametrize("others", [{}, {"weight": lambda ys: torch.ones(len(ys))}], ids=["alone", "not alone"])
 @pytest.mark.parametrize("given", [{}, {"predict": lambda module, batch: module(batch["x"])}], ids=["found", "given"])
-def test_labels_in_a_dict_are_used_if_they_are_told_apart(others, given):
+def test_labels_in_a_dict_are_used_if_they_are_told_apart(others, given, tmp_path):
     def collate(samples):
         xs, ys = zip(*samples)
         return {"x": torch.stack(xs), "y": torch.stack(ys), **{name: make(ys) for name, make in others.items()}}
 
-    data = {"data": loader(20, shuffle=False, collate_fn=collate)}
-    measured = fit(NTKLeastEigenvalue(on_error="raise", **given), OfDicts(), **data)[1]
-    pairs = fit(NTKLeastEigenvalue(on_error="raise"), Seeded(), data=loader(20, shuffle=False))[1]
+    dicts, plain = loader(20, shuffle=False, collate_fn=collate), loader(20, shuffle=False)
+    found = NTKLeastEigenvalue(on_error="raise", **given)
+    measured = fit(found, OfDicts(), data=dicts, default_root_dir=tmp_path / "dicts")[1]
+    pairs = fit(NTKLeastEigenvalue(on_error="raise"), Seeded(), data=plain, default_root_dir=tmp_path / "pairs")[1]
     assert measured[f"{NTK}lambda_max"] == pairs[f"{NTK}lambda_max"]
     if others:
         assert f"{NTK}label_alignment" not in measured
@@ -288,7 +289,7 @@ def test_many_outputs_are_named():
             return self.net(x).repeat(1, 40)
 
         def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            return nn.functional.cross_entropy(self(batch[0])[:, :3], batch[1])
 
     with pytest.warns(UserWarning, match="each of 120 outputs. The kernel of their sum, outputs='sum'"):
         fit(NTKLeastEigenvalue(samples=5, on_error="raise"), Wide())
