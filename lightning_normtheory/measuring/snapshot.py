@@ -199,7 +199,7 @@ class Snapshot:
             saved = value.copy()
 
             def undo() -> None:
-                if value.tobytes() != saved.tobytes():
+                if not _same_bytes(value, saved):
                     value[...] = saved
 
             self._undo.append(undo)
@@ -217,6 +217,13 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     # Eight bytes at a time if the memory allows it.
     unit = torch.int64 if a.numel() * a.element_size() % 8 == 0 and a.data_ptr() % 8 == 0 else torch.uint8
     return torch.equal(*(x.contiguous().reshape(-1).view(unit) for x in (a, b)))
+
+
+def _same_bytes(a: Any, b: Any) -> bool:
+    """The same for numpy arrays, of which b is contiguous."""
+    if _memcmp is not None and a.flags.c_contiguous and a.nbytes == b.nbytes > 4096:  # else the overhead is larger
+        return _memcmp(a.ctypes.data, b.ctypes.data, a.nbytes) == 0
+    return bool(a.tobytes() == b.tobytes())
 
 
 def _slots(value: Any) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
@@ -232,12 +233,16 @@ def test_bits_are_compared(memcmp, monkeypatch):
     model.nan, model.zero = torch.tensor([float("nan")]), torch.tensor([0.0, 1.0])
     model.columns, model.odd = torch.zeros(2, 3).T, torch.zeros(3, dtype=torch.bool)
     model.strided, model.empty = torch.zeros(4)[::2], torch.zeros(0)
+    model.arrays = [np.zeros(2000), np.zeros((50, 60)).T, np.zeros(2)]
     snapshot = Snapshot(model)
     assert snapshot.restore() == []
     model.zero[0] = -0.0
     model.columns[2, 1], model.odd[2], model.strided[1] = 1, True, 1
+    for array in model.arrays:
+        array[-1] = -0.0
     assert len(snapshot.restore()) == 4
     assert str(model.zero.tolist()) == "[0.0, 1.0]"
+    assert not any(np.signbit(array).any() for array in model.arrays)
     assert not any(bool(tensor.any()) for tensor in (model.columns, model.odd, model.strided))
 
 
