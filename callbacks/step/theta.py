@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 __all__ = ["ParameterChoice", "check_choice", "choose_parameters", "describe_choice"]
 
-ParameterChoice = int | str | Sequence[str] | Callable[[Any], Iterable[nn.Parameter]]
+ParameterChoice = Callable[[Any], Iterable[nn.Parameter]] | int | str | Sequence[str]
 
 
 def choose_parameters(
