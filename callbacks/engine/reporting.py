@@ -61,7 +61,8 @@ class ReportingCallback(HostCallback):
         """Warn once that something failed; raise the error if ``on_error="raise"``."""
         if self.on_error == "raise":
             raise error
-        self._warn_once(what, f"{what}; training continues without it: {type(error).__name__}: {error}")
+        reason = first_lines(f"{type(error).__name__}: {error}")
+        self._warn_once(what, f"{what}; training continues without it: {reason}")
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, metrics: Mapping[str, float]) -> None:
         """Send metrics to the loggers and into the file."""

@@ -14,6 +14,7 @@ from lightning_normtheory.callbacks.samples.probe import ProbeBatch, describe
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.progress import tick
+from lightning_normtheory.record.wording import first_lines
 
 __all__ = ["Gap", "GapMetric", "measure_gap"]
 
@@ -104,10 +105,11 @@ def _validation_loss(function: MeasuredFunction, batch: ProbeBatch) -> Tensor:
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        reason = first_lines(f"{type(error).__name__}: {error}", lines=1)
         raise ValueError(
-            f"The loss of a validation batch ({describe(batch.data)}) could not be computed: "
-            f"{type(error).__name__}: {error}\nIf validation batches are unlike training batches, pass loss=, a "
-            f"function of the module and a batch of either kind that returns {RETURNS['loss']}."
+            f"The loss of a validation batch ({describe(batch.data)}) could not be computed: {reason}\nIf validation "
+            "batches are unlike training batches, pass loss=, a function of the module and a batch of either kind that "
+            f"returns {RETURNS['loss']}."
         ) from error
 
 

@@ -17,6 +17,7 @@ from lightning_normtheory.callbacks.samples.population import Population, find_p
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.model.checks import map_leaves, some_samples
+from lightning_normtheory.record.wording import join_names
 
 __all__ = ["Probe", "ProbeBatch", "count_samples"]
 
@@ -348,9 +349,10 @@ def describe(batch: Any) -> str:
         return f"Tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
     if isinstance(batch, Mapping):
-        return f"a {type(batch).__name__} {{{', '.join(f'{key!r}: {short(value)}' for key, value in batch.items())}}}"
+        entries = join_names((f"{key!r}: {short(value)}" for key, value in batch.items()), most=8)
+        return f"a {type(batch).__name__} {{{entries}}}"
     if isinstance(batch, (tuple, list)):
-        return f"a {type(batch).__name__} ({', '.join(map(short, batch))})"
+        return f"a {type(batch).__name__} ({join_names(map(short, batch), most=8)})"
     return f"a {short(batch)}"
 
 

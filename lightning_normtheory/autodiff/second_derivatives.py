@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from lightning_normtheory.autodiff.graph import nodes, refuse_reentrant_checkpoints
 from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.record.wording import join_names
 
 __all__ = [
     "SecondDerivativeError",
@@ -71,7 +72,7 @@ def explain_second_derivative(loss: Tensor, error: RuntimeError) -> RuntimeError
     if is_out_of_memory(error) or "inplace operation" in str(error):
         return error
     own = sorted({node.name() for node in nodes(loss) if hasattr(node, "_forward_cls")})
-    suspects = f" Custom functions in its graph: {', '.join(own)}." if own else ""
+    suspects = f" Custom functions in its graph: {join_names(own)}." if own else ""
     reason = str(error).rstrip(".")
     return SecondDerivativeError(
         f"Expected a loss that can be differentiated twice, but autograd says: {reason}.{suspects} Replace the"

@@ -6,6 +6,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from lightning_normtheory.record.wording import join_names
+
 __all__ = ["FlatParameters"]
 
 
@@ -42,7 +44,7 @@ class FlatParameters:
         Raises:
             ValueError: if names or shapes are not those of the parameters.
         """
-        names = ", ".join(map(repr, list(self.parameters)[:4])) + (", …" if len(self.parameters) > 4 else "")
+        names = join_names(map(repr, self.parameters))
         if not isinstance(named, Mapping):
             raise TypeError(f"Expected a dict of tensors by the names {names}, but got {type(named).__name__}.")
         wrong = [f"{name!r} is missing" for name in sorted(self.parameters.keys() - named.keys())[:1]]

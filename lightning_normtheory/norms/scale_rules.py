@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 from lightning_normtheory.norms.scale_flow import Flow, merge, obstruct
+from lightning_normtheory.record.wording import join_names
 
 __all__ = ["may_alias", "operation_name", "parameter_ids", "pass_operation", "written_node"]
 
@@ -129,7 +130,7 @@ def _without_biased(flow: Flow, name: str) -> Flow:
     biased = {weight for weight, feeder in flow.scaled.items() if feeder.biased}
     if not biased:
         return flow
-    layers = ", ".join(repr(flow.scaled[weight].layer) for weight in biased)
+    layers = join_names(repr(flow.scaled[weight].layer) for weight in biased)
     return replace(
         flow,
         scaled={weight: feeder for weight, feeder in flow.scaled.items() if weight not in biased},

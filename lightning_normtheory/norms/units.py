@@ -104,7 +104,8 @@ def require_normalized(model: nn.Module) -> NormalizedLayers:
     """Return `normalized_layers`, or raise a ValueError with the reasons if there are none."""
     layers = normalized_layers(model)
     if not layers.weights:
-        reasons = "".join(f" BatchNorm {name!r}: {reason}." for name, reason in layers.unknown.items())
+        reasons = "".join(f" BatchNorm {name!r}: {reason}." for name, reason in list(layers.unknown.items())[:2])
+        reasons += f" And {len(layers.unknown) - 2} more." if len(layers.unknown) > 2 else ""
         raise ValueError(
             "Expected a model with WeightNorm layers, or with BatchNorm layers fed by a Linear or a convolution, but "
             f"{type(model).__name__} has none.{reasons} Add torch.nn.utils.parametrizations.weight_norm or a BatchNorm,"

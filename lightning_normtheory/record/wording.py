@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable
 
-__all__ = ["first_lines", "join_names"]
+__all__ = ["first_lines", "join_names", "sentence"]
 
 
 def join_names(names: Iterable[str], most: int = 4) -> str:
@@ -28,3 +28,12 @@ def first_lines(text: str, lines: int = 2, width: int = 400) -> str:
     given = [line for line in map(str.strip, text.splitlines()) if line]
     kept = [textwrap.shorten(line, width, placeholder=" …") for line in given[:lines]]
     return "\n".join(kept) + (" …" if len(given) > lines else "")
+
+
+def sentence(text: str) -> str:
+    """
+    Example:
+        >>> sentence("the loss is unknown"), sentence("no such …")
+        ('the loss is unknown.', 'no such …')
+    """
+    return text if text.endswith("…") else f"{text}."

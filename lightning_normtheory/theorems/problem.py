@@ -14,6 +14,7 @@ from lightning_normtheory.architecture.operations import Activation, Affine, Ope
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.model.layers import batch_norm_layers
+from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.theorems.complexity import Complexity, NoBound, network_complexity
 from lightning_normtheory.theorems.losses import KnownLoss, identify_loss
 
@@ -151,12 +152,12 @@ def _by_layer(links: Iterable[Link], differences: Callable[[Link], list[str]]) -
     for link in links:
         for difference in differences(link):
             found.setdefault(difference, []).append(link.affine.origin.name.removesuffix(".weight"))
-    return tuple(f"{difference} ({', '.join(names)})" for difference, names in found.items())
+    return tuple(f"{difference} ({join_names(names)})" for difference, names in found.items())
 
 
 def _widths(chain: Chain) -> tuple[str, ...]:
     widths = dict.fromkeys(link.affine.size for link in chain.links[:-1])
-    return (f"hidden layers of different widths ({', '.join(map(str, widths))})",) if len(widths) > 1 else ()
+    return (f"hidden layers of different widths ({join_names(map(str, widths))})",) if len(widths) > 1 else ()
 
 
 def _differences_to_weight_norm(link: Link) -> list[str]:

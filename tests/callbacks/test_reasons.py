@@ -1,9 +1,12 @@
 """Why a number is NaN or missing is in the file, in the row of its epoch, and not only in a warning."""
 
 import math
+import re
+import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, RSCRatio
 from lightning_normtheory.callbacks.output import run_file
@@ -94,3 +97,37 @@ def test_the_file_has_the_number_of_samples_used(asked):
     (settings,) = history.settings
     assert settings["probe"] == asked
     assert settings["samples"] == min(asked, len(run.train_dataloader.dataset))
+
+
+class Deep(Classifier):
+    """Many layers with something to report: BatchNorms whose inputs cannot be traced, parameters used unusually."""
+
+    def __init__(self, layers=24):
+        super().__init__("plain")
+        self.norms = nn.ModuleList([nn.BatchNorm1d(6) for _ in range(layers)])
+        self.scales = nn.ParameterList([torch.ones(6) for _ in range(layers)])
+
+    def forward(self, x):
+        for norm, scale in zip(self.norms, self.scales):
+            x = norm(torch.sin(x)) * scale.sigmoid()
+        return self.net(x)
+
+
+def test_no_warning_is_long_however_many_layers():
+    def loss(module, batch):
+        if len(batch[0]) == 5:  # of the validation
+            raise RuntimeError("\n".join(f"layer {i} failed" for i in range(120)))
+        return nn.functional.cross_entropy(module(batch[0]), batch[1])
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = trainer([NormTheory(probe=16, ntk_samples=4, loss=loss)], max_epochs=1)
+        run.fit(Deep(), loader(16), loader(10, 5, shuffle=False))
+    messages = [str(each.message) for each in caught]
+    for part in (
+        "leaves out min_weight_norm.*'norms.0'.* And 22 more",
+        "generalization_gap is not logged.*layer 0 failed …\nIf",
+        "scales.0, scales.1, scales.2 and 21 more",
+    ):
+        assert any(re.search(part, message) for message in messages), part
+    assert all(len(message.splitlines()) <= 3 and len(message) <= 900 for message in messages)

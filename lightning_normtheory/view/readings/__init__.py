@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import find_metric
+from lightning_normtheory.record.wording import sentence
 from lightning_normtheory.view.panels import Panel
 from lightning_normtheory.view.readings import bounds, geometry, training
 from lightning_normtheory.view.readings.phrases import Reading, Severity, number, since, trend
@@ -39,11 +40,11 @@ def read_panel(panel: Panel, history: History) -> Reading | None:
     reading = _broken(panel, name, history) or read(history)
     undefined = [epoch for epoch, value in history.series(name).items() if math.isnan(value)]
     because = _because(name, history)
-    if not undefined or not because or (reading and because in reading.text):
+    if not undefined or because == "." or (reading and because in reading.text):
         return reading
     symbol, epochs = find_metric(name).symbol, len(history.series(name))
     when = f"epoch {undefined[0]}" if len(undefined) == 1 else f"{len(undefined)} of {epochs} epochs"
-    text = f"{symbol} is undefined in {when}{because}."
+    text = f"{symbol} is undefined in {when}{because}"
     return reading._replace(text=f"{reading.text} {text}") if reading else Reading(f"{symbol} is not a number.", text)
 
 
@@ -53,7 +54,7 @@ def _broken(panel: Panel, name: str, history: History) -> Reading | None:
     last = max(series)
     if _ended(series, history):
         because = _because(name, history, last)
-        text = f"{symbol} was {number(series[last])} in epoch {last}, and has not been measured since{because}."
+        text = f"{symbol} was {number(series[last])} in epoch {last}, and has not been measured since{because}"
         return Reading(f"{symbol} is no longer measured.", text)
     start = since({epoch: math.isnan(value) for epoch, value in series.items()})
     # Some networks have no bound, and the losses tell whether they fell where their ratio is undefined.
@@ -65,16 +66,16 @@ def _broken(panel: Panel, name: str, history: History) -> Reading | None:
     mood: Severity = "note" if negative else "bad"
     because = _because(name, history, start)
     if start == min(series):
-        return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch{because}.", mood)
+        return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch{because}", mood)
     before = max(epoch for epoch in series if epoch < start)
-    text = f"{symbol} was {number(series[before])} in epoch {before}, and is undefined since epoch {start}{because}."
+    text = f"{symbol} was {number(series[before])} in epoch {before}, and is undefined since epoch {start}{because}"
     return Reading(f"{symbol} is not a number.", text, mood)
 
 
 def _because(name: str, history: History, since: int = 0) -> str:
-    """Return the reason behind a colon, short: the report's last section has it in full."""
+    """Return the end of a sentence, the reason behind a colon, short: the report's last section has it in full."""
     why = history.reason(name, since)
-    return f": {textwrap.shorten(why, 160, placeholder=' …')}" if why else ""
+    return sentence(f": {textwrap.shorten(why, 160, placeholder=' …')}" if why else "")
 
 
 def _ended(series: Mapping[int, float], history: History) -> bool:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from lightning_normtheory.record.history import History
+from lightning_normtheory.record.wording import sentence
 from lightning_normtheory.view.readings.phrases import Reading, number, times, trend
 
 __all__ = ["READINGS"]
@@ -18,7 +19,7 @@ def _gap(history: History) -> Reading | None:
         if math.isnan(gap):
             return None
         why = history.reason("generalization_bound")
-        text = f"The gap is {number(gap)}; there is no bound for this run{f': {why}' if why else ''}."
+        text = sentence(f"The gap is {number(gap)}; there is no bound for this run{f': {why}' if why else ''}")
         return Reading("There is no bound on the gap.", text)
     measured = "The gap was not measured" if math.isnan(gap) else f"The gap is {number(gap)}"
     if gap > bound:
@@ -49,7 +50,7 @@ def _rademacher(history: History) -> Reading | None:
         return None
     if math.isnan(history.last("rademacher_bound")):
         why = history.reason("rademacher_bound")
-        text = f"There is no bound{f': {why}' if why else ' for this network'}."
+        text = sentence(f"There is no bound{f': {why}' if why else ' for this network'}")
         return Reading("There is no bound on the complexity.", text)
     first, *_, last = (*series.values(), *series.values())
     text = f"The bound {trend(series)}: it follows the norms of the layers."

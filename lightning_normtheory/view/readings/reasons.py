@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import METRICS, find_metric
-from lightning_normtheory.record.wording import join_names
+from lightning_normtheory.record.wording import join_names, sentence
 from lightning_normtheory.view.panels import PANELS
 
 __all__ = ["Missing", "missing", "missing_in"]
@@ -64,4 +64,6 @@ def missing(history: History) -> list[Missing]:
 
 def missing_in(section: str, history: History) -> list[str]:
     """Return a sentence for each reason why a panel of a section is missing."""
-    return [f"Not measured: {one.what}. Reason: {one.why}." for one in missing(history) if section in one.sections]
+    return [
+        sentence(f"Not measured: {one.what}. Reason: {one.why}") for one in missing(history) if section in one.sections
+    ]

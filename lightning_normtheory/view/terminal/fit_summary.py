@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lightning_normtheory.record.history import History, Row
 from lightning_normtheory.record.metrics import METRICS
+from lightning_normtheory.record.wording import sentence
 from lightning_normtheory.view.readings.reasons import missing
 
 __all__ = ["end_table"]
@@ -34,9 +35,8 @@ def end_table(history: History, width: int = 80) -> str:
     lines = [*_fold(_headline(history, rows).split(" "), width), *_table(_lines(history, rows), rows, width)]
     for one in missing(history):
         when = "" if one.when == "every epoch" else f" in {one.when}"
-        lines += _fold(
-            textwrap.shorten(f"– {one.what}{when}: {one.why}.", 3 * width - 20, placeholder=" …").split(" "), width
-        )
+        text = sentence(f"– {one.what}{when}: {one.why}")
+        lines += _fold(textwrap.shorten(text, 3 * width - 20, placeholder=" …").split(" "), width)
     if history.theorems:
         lines += _fold(["theorems that apply:", *_listed(_theorems(history) or ["none"], ";")], width)
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_normtheory.record.history import History
+from lightning_normtheory.record.wording import sentence
 from lightning_normtheory.view.panels import PANELS, SECTIONS
 from lightning_normtheory.view.readings import Severity, read_panel
 from lightning_normtheory.view.readings.reasons import missing, missing_in
@@ -49,7 +50,7 @@ def print_report(history: History, console: Console) -> None:
     if reasons := missing(history):
         console.print("\nNot measured, or not a number", style="bold")
         for one in reasons:
-            console.print(f"{one.what}, in {one.when}: {one.why}.", markup=False, highlight=False)
+            console.print(sentence(f"{one.what}, in {one.when}: {one.why}"), markup=False, highlight=False)
     if verdicts := theorems(history):
         console.print("\nWhich theorem applies", style="bold")
         console.print(verdicts, soft_wrap=True, markup=False, highlight=False)
