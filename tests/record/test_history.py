@@ -92,6 +92,42 @@ def test_the_last_value_of_an_epoch_counts(path):
     assert read_histories(path)[0].last("loss") == 2.0
 
 
+def test_a_reason_is_replaced_when_its_metric_is_measured_again(path):
+    why = {"normtheory/rsc_ratio": "the loss is below zero", "other/rsc_ratio": "no memory"}
+    row = {**line(0, rsc_ratio=float("nan")), "reasons": why}
+    jsonl.append(path, head(), row)
+    jsonl.append(path, head(), {**line(1, loss=1.0), "reasons": {"normtheory/ntk_lambda_min": "left out"}})
+    (history,) = read_histories(path)
+    assert history.rows[0].reasons == {"rsc_ratio": "the loss is below zero"}
+    assert [history.reason(name) for name in ("rsc_ratio", "ntk_lambda_min", "ntk_change")] == [
+        "the loss is below zero",
+        "left out",
+        "left out",
+    ]
+    jsonl.append(path, head(), line(0, rsc_ratio=2.0))  # a resumed run
+    (history,) = read_histories(path)
+    assert not history.rows[0].reasons
+    assert not history.reason("rsc_ratio")
+
+
+def test_a_reason_is_told_for_the_epochs_asked_for(path):
+    for epoch, why in enumerate(("the loss is below zero", "the loss is below zero", "no memory")):
+        jsonl.append(path, head(), {**line(epoch, rsc_ratio=float("nan")), "reasons": {"normtheory/rsc_ratio": why}})
+    (history,) = read_histories(path)
+    assert history.reason("rsc_ratio") == "the loss is below zero; then no memory"
+    assert history.reason("rsc_ratio", since=2) == "no memory"
+
+
+def test_what_was_measured_and_on_how_many_samples(path):
+    measured = {"loss": "training_step", "predictor": "forward", "parameters": "all"}
+    header = {**head(callback="NormTheory", probe=512, ntk_samples=128), "samples": 90, "measured": measured}
+    jsonl.append(path, header, line(0, ntk_samples=90.0))
+    (history,) = read_histories(path)
+    assert history.measured == measured
+    (used,) = history.used_settings
+    assert (used["probe"], used["ntk_samples"]) == ("90 (512 asked for)", "90 (128 asked for)")
+
+
 def test_lines_of_something_else_are_passed_over(path):
     path.write_text('[1, 2]\n"text"\n17\nnot json\n')
     jsonl.append(path, head(), line(0, loss=1.0))

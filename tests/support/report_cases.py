@@ -20,11 +20,13 @@ THEOREMS = [
 ]
 
 
-def write_run(folder, rows, *, run="demo/1", config=None, theorems=THEOREMS, settings=None):
+def write_run(folder, rows, *, run="demo/1", config=None, theorems=THEOREMS, settings=None, reasons=(), **header):
     """A normtheory.jsonl of `rows` (epoch → metrics; names that begin with a capital are the user's), and its path.
 
     Args:
         config: of the config.yaml beside it, if any.
+        reasons: by name, of metrics that are NaN or missing in every epoch.
+        header: what else the header has.
     """
     path = folder / "normtheory.jsonl"
     about = {"callback": "NormTheory", "prefix": "normtheory", "probe": 64, "loss": "training_step"}
@@ -33,6 +35,7 @@ def write_run(folder, rows, *, run="demo/1", config=None, theorems=THEOREMS, set
         "versions": {"torch": "2.9"},
         "settings": {**about, "batch_stats": "as trained", **(settings or {})},
         "theorems": theorems,
+        **header,
     }
     prefix = header["settings"]["prefix"]
     for epoch, metrics in rows.items():
@@ -43,6 +46,7 @@ def write_run(folder, rows, *, run="demo/1", config=None, theorems=THEOREMS, set
             "time": 1.7e9 + 60 * epoch,
             "metrics": ours,
             "user_metrics": {name: value for name, value in metrics.items() if name[0].isupper()},
+            "reasons": {_full(prefix, name): why for name, why in dict(reasons).items()},
         }
         jsonl.append(path, header, row)
     if config is not None:

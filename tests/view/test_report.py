@@ -118,6 +118,39 @@ def test_what_is_bad_comes_first_also_where_it_is_rare(tmp_path):
     assert [(len(finding.texts), finding.mood) for finding in findings(panel, runs)] == [(1, "bad"), (3, "good")]
 
 
+BELOW = {"rsc_ratio": "the loss is below zero", "ntk_lambda_min": "no predictor was found"}
+
+
+def test_why_a_number_is_missing_is_where_it_is_missed_and_at_the_end(tmp_path):
+    rows = {epoch: {"loss": -1.0 - epoch, "rsc_ratio": math.nan} for epoch in range(3)}
+    measured = {"loss": "training_step", "predictor": f"forward of {HOSTILE}", "parameters": "all 12"}
+    path = write_run(tmp_path, rows, reasons=BELOW, samples=50, measured=measured)
+    page = Page(report(tmp_path / "report.html", path))
+    readings = page.all("p", class_="reading")
+    assert "•R is undefined in every epoch: the loss is below zero." in readings
+    assert "•Not measured: λ_min of the kernel. Reason: no predictor was found." in readings
+    assert any("Loss on the probe" in text and "linear axis" in text for text in page.attributes("div", "aria-label"))
+    (about,) = page.all("section", id="how-it-was-measured")
+    for text in ("R = ‖∇L‖²/Levery epochthe loss is below zero", "predictorforward of", "probe50 (64 asked for)"):
+        assert text in about
+    (facts,) = page.all("dl", class_="facts")
+    assert "samples50 (64 asked for)" in facts
+    assert "parametersall 12" in facts
+
+
+def test_of_several_runs_it_is_said_which_one_lacks_a_number(tmp_path):
+    rows = {0: {"loss": 1.0}}
+    paths = [
+        write_run(tmp_path / "a", rows, run="demo/a", reasons=BELOW),
+        write_run(tmp_path / "b", rows, run="demo/b"),
+    ]
+    readings = Page(report(tmp_path / "report.html", *paths)).all("p", class_="reading")
+    assert any(
+        text.startswith("•In 1 of 2 runs: Not measured: λ_min of the kernel. Reason: no predictor was found (")
+        for text in readings
+    )
+
+
 # -- names -------------------------------------------------------------------------------------------------------------
 
 

@@ -119,6 +119,27 @@ def test_a_place_that_cannot_be_written(here, capsys):
     assert "normtheory: " in capsys.readouterr().err
 
 
+def test_text_says_what_was_measured_and_what_was_not(here, capsys):
+    path = here / "a" / "normtheory.jsonl"
+    header = {"run": "demo/a", "settings": {"prefix": "normtheory", "probe": 512}, "samples": 50}
+    reasons = {"normtheory/ntk_lambda_min": "no predictor was found", "normtheory/rsc_ratio": "the loss is below zero"}
+    metrics = {"normtheory/loss": -1.0, "normtheory/rsc_ratio": float("nan")}
+    row = {"epoch": 0, "step": 1, "metrics": metrics, "user_metrics": {}, "reasons": reasons}
+    jsonl.append(path, {**header, "measured": {"predictor": "the output of net"}}, row)
+    assert main(["report", "--text", "a"]) == 0
+    out = capsys.readouterr().out
+    assert "· Restricted strong convexity: R is undefined in every epoch: the loss is below zero." in " ".join(
+        out.split()
+    )
+    for text in (
+        "samples: 50 (512 asked for)",
+        "predictor: the output of net",
+        "R = ‖∇L‖²/L, in every epoch: the loss",
+    ):
+        assert text in out
+    assert "\nKernel\n– Not measured: λ_min of the kernel." in out
+
+
 def test_text_is_printed(here, capsys):
     run_in(here / "a", loss=2.0)
     run_in(here / "b", loss=3.0)
