@@ -9,7 +9,7 @@ What one epoch does:
 3. Each diagnostic (`engine.diagnostic`; one or two in each public module here) asks the measurement for quantities. The
    measurement computes each one once, with functions of the theory rooms, and restores the model, the random generators
    and the trainer afterwards. The diagnostic returns metrics: names and numbers. If it fails, the callback warns once
-   and logs NaN.
+   and logs NaN; the reason stays in the row of the epoch.
 4. The callback logs the metrics through ``pl_module.log`` (`engine.reporting`), which reaches every logger,
    EarlyStopping and ModelCheckpoint, and appends a row to ``normtheory.jsonl`` (`output.run_file`).
 5. A checkpoint stores probe indices, the state of each diagnostic and how far the fit is (`engine.lifecycle`).

@@ -146,7 +146,8 @@ class RademacherBound(DiagnosticCallback):
     * for the square, cross-entropy or logistic loss, ``normtheory/generalization_bound``: with probability 1 − δ the
       expected loss exceeds the training loss by at most this; a union over a grid of radii makes it hold for norms
       measured after training; ``normtheory/generalization_bound_fixed_radii``: without that union, for norms fixed
-      before training;
+      before training. These losses lie in [0, b] for bounded outputs; a loss of another form, such as one that can be
+      negative, has no bound;
     * ``normtheory/population_loss_bound``: the bound + the loss of the probe, as an estimate of the training loss
       (with BatchNorm, only if the run has validation data), and ``normtheory/generalization_bound_vacuous``: 1 if
       that is not below the loss of a network whose outputs are all zero, else 0;

@@ -78,7 +78,8 @@ class ReportingCallback(HostCallback):
         """Define the metrics in W&B before they are logged."""
         try:
             wandb.define(trainer, names)
-            wandb.describe(trainer, self.settings())
+            used = {name: note for name, note in self._notes().items() if name == "samples"}
+            wandb.describe(trainer, {**self.settings(), **used})
         except Exception as error:  # noqa: BLE001  # of W&B's client
             self._warn_of(f"Could not send the metric definitions or settings of {self.prefix} to W&B", error)
 

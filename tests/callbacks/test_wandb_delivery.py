@@ -113,7 +113,8 @@ def test_the_config_says_how_the_numbers_came_about(online):
     assert config["NormTheory"]["probe"] == 24
     assert config["NormTheory"]["loss"] == "training_step"
     assert config["NormTheory"]["batch_stats"] == "as trained"
-    assert config["RSCRatio other"]["probe"] == 512
+    assert config["NormTheory"]["samples"] == 24
+    assert (config["RSCRatio other"]["probe"], config["RSCRatio other"]["samples"]) == (512, 48)
     assert config["RSCRatio other"]["batch_stats"] == "batch"
     assert config["versions"]["torch"] == torch.__version__
 
