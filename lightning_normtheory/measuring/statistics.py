@@ -1,6 +1,7 @@
 """Give BatchNorm statistics that follow from the weights and some batches alone."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,7 +42,8 @@ def hold_batch_statistics(
         ([0.0], True)
     """
     modules = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    held = [layer for layer in modules if layer.training and layer.running_mean is not None]
+    # Any: to the type checker, the statistics may be missing.
+    held: list[Any] = [layer for layer in modules if layer.training and layer.running_mean is not None]
     sums = [torch.zeros(2, layer.num_features, dtype=torch.float64) for layer in held]
     weights = [0] * len(held)
     for forward, samples in passes if held else ():

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, RSCRatio
+from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, NTKLeastEigenvalue, RSCRatio
 
 from support.lit import Classifier, Stream, loader, rows, tensors, trainer
 
@@ -200,3 +200,16 @@ def test_the_probe_is_what_both_processes_train_on(tmp_path, case):
     x, y = (each[list(expected)] for each in tensors())
     loss = float(torch.nn.functional.cross_entropy(module(x), y))
     assert rows(tmp_path)[0]["normtheory/loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_the_kernel_with_batch_norm_in_two_processes_is_that_of_one(tmp_path):
+    """Each process has its own running statistics; those of the probe are the same in both."""
+    measured = {}
+    for devices in (1, 2):
+        strategy = {"strategy": "ddp_fork", "devices": devices} if devices > 1 else {}
+        callback, folder = NTKLeastEigenvalue(samples=12, probe=30, on_error="raise"), tmp_path / str(devices)
+        trainer([callback], max_epochs=2, default_root_dir=folder, **strategy).fit(StandingStill("bn"), loader(40))
+        measured[devices] = rows(folder)[1]
+    assert measured[2]["normtheory/ntk_change"] == 0.0
+    for name in ("ntk_lambda_max", "ntk_effective_rank"):
+        assert measured[2][f"normtheory/{name}"] == pytest.approx(measured[1][f"normtheory/{name}"], rel=1e-6)
