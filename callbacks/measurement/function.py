@@ -13,7 +13,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from lightning_normtheory.callbacks.measurement.batch_parts import BatchParts, batch_parts, other_tensor
+from lightning_normtheory.callbacks.measurement.batch_parts import BatchParts, batch_parts, other_tensor, other_tensors
 from lightning_normtheory.callbacks.measurement.ranks import processes_of
 from lightning_normtheory.callbacks.samples.probe import Probe, ProbeBatch, describe
 from lightning_normtheory.callbacks.step.manual_step import ManualStep, StopStep
@@ -393,14 +393,25 @@ class MeasuredFunction:
 
         return inputs, BatchParts(x, other_tensor(data, x, samples), with_input)
 
+    def possible_targets(self, data: Any, samples: int) -> tuple[Any, list[Tensor]]:
+        """Return the predictor's inputs for a batch on the device, and the tensors that may be its targets: one if it
+        can be told by the form of the batch, else all that are no inputs."""
+        parts = self.parts_of(data, samples)
+        if parts is not None and parts[1].y is not None:
+            return parts[0], [parts[1].y]
+        self.reset_state()
+        with isolated_rng():
+            inputs = self.inputs_on(data)
+        used = [] if inputs is data else [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        return inputs, other_tensors(data, used, samples)
+
     def input_in(self, inputs: Any, samples: int) -> Tensor | None:
-        """Return the only tensor, of numbers and with all samples, among the predictor's inputs, if there is one."""
+        """Return the only tensor with all samples among the predictor's inputs, if there is one."""
         if self.user_predict is not None or not self.findings.repeatable:
             parts = batch_parts(inputs, samples)
             return None if parts is None else parts.x
         tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-        alone = len(tensors) == 1 and has_samples(tensors[0], samples) and tensors[0].is_floating_point()
-        return tensors[0] if alone else None
+        return tensors[0] if len(tensors) == 1 and has_samples(tensors[0], samples) else None
 
     def on_device(self, batch: ProbeBatch) -> Any:
         """Return a copy of the batch on the model's device, after the module's transfer hooks."""

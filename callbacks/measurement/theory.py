@@ -19,7 +19,7 @@ from lightning_normtheory.model.checks import some_samples
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss, same_loss
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form, batchnorm_network
 from lightning_normtheory.theorems.papers.dgm import DGMForm, dgm_form
-from lightning_normtheory.theorems.problem import Problem
+from lightning_normtheory.theorems.problem import Problem, input_norms
 
 __all__ = ["KnownFacts", "TheoryInputs"]
 
@@ -118,7 +118,7 @@ class TheoryInputs:
         """Return the smallest and the largest norm of an input of the probe."""
         function = self._function
         found = [function.parts_of(function.on_device(batch), batch.samples) for batch in function.all_batches]
-        norms = [parts[1].x.detach().double().flatten(1).norm(dim=1) for parts in found if parts is not None]
+        norms = [input_norms(parts[1].x) for parts in found if parts is not None]
         together = torch.cat(norms) if len(norms) == len(found) else torch.tensor([math.nan])
         return float(together.min()), float(together.max())
 
@@ -133,10 +133,9 @@ class TheoryInputs:
         for batch in function.all_batches[:_LOSS_BATCHES]:
             n = min(batch.samples, _LOSS_SAMPLES)
             data = some_samples(function.on_device(batch), batch.samples, slice(n))
-            parts = function.parts_of(data, n)
-            if parts is None or parts[1].y is None:
-                return "the loss is unknown: its batches are not pairs of inputs and targets"
-            inputs, (_, y, _) = parts
+            inputs, targets = function.possible_targets(data, n)
+            if not targets:
+                return "the loss is unknown: its batches have no targets beside the inputs"
             with function.without_graph():
                 with function.fresh(batch):
                     if perturbed:
@@ -145,8 +144,9 @@ class TheoryInputs:
                 with function.fresh(batch):
                     if perturbed:
                         self._perturb()
-                    outputs = function.outputs(function.model, inputs)
-            found.append(identify_loss(loss, outputs.detach().reshape(len(outputs), -1), y.to(outputs.device)))
+                    outputs = function.outputs(function.model, inputs).detach()
+            recognized = [identify_loss(loss, outputs, y.to(outputs.device)) for y in targets]
+            found.append(next((each for each in recognized if isinstance(each, KnownLoss)), recognized[0]))
         return same_loss(found)
 
     def _perturb(self) -> None:

@@ -14,6 +14,7 @@ from lightning_normtheory.architecture.operations import (
     Affine,
     EntrywiseScaling,
     FixedMap,
+    LogSoftmax,
     MaxPooling,
     Opaque,
     Operation,
@@ -127,6 +128,8 @@ def _problem(step: Operation, *, opaque: bool) -> str:
         return f"the activation {step.constants.name} has trained parameters"
     if isinstance(step, MaxPooling):
         return "max pooling is not smooth"
+    if isinstance(step, LogSoftmax):
+        return "log_softmax is no layer of a chain"
     if isinstance(step, Sum):
         return "the network branches: values are added or concatenated"
     if isinstance(step, EntrywiseScaling) and (step.trained or not step.is_number):

@@ -11,6 +11,8 @@ from lightning_normtheory.architecture.operations import (
     Affine,
     EntrywiseScaling,
     FixedMap,
+    Input,
+    LogSoftmax,
     MaxPooling,
     Operation,
     Origin,
@@ -28,10 +30,11 @@ _RESHAPES = frozenset({
 })
 # fmt: on
 _CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+_TRANSPOSED = {"conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3}
 
 
 def affine_step(call: TorchCall, result: Tensor, origin: Callable[[Tensor], Origin]) -> Affine | None:
-    """Return a Linear or a convolution, in any of torch's forms; ``origin`` returns where a weight comes from."""
+    """Return a Linear, a convolution, transposed or not, or an embedding of tokens; ``origin`` tells of a weight."""
     reach = 1
     if call.name == "linear":
         x, weight, bias = call.arguments(("input", "weight", "bias"))
@@ -43,22 +46,34 @@ def affine_step(call: TorchCall, result: Tensor, origin: Callable[[Tensor], Orig
     elif call.name in _CONVOLUTIONS:
         x, weight, bias = call.arguments(("input", "weight", "bias"))
         reach = _reach(call, result, weight)
+    elif call.name in _TRANSPOSED:
+        # An output reads every tap of its unit at most once, each from another position; a tap reaches one output.
+        x, weight, bias = call.arguments(("input", "weight", "bias"))
+        reach = math.prod(min(k, out) for k, out in zip(weight.shape[2:], result.shape[2:]))
+    elif call.name == "embedding":
+        # A unit vector for each token, times the transposed weight; one with max_norm changes its weight.
+        (x, weight), bias = call.arguments(("input", "weight")), None
+        if not isinstance(call.nodes[0], Input) or call.option(3, "max_norm", None) is not None:
+            return None
     else:
         return None
     if call.tracked(weight) or call.tracked(bias) or not call.tracked(x):
         return None
-    matrix = weight.detach().flatten(1)
+    matrix = weight.detach()
+    if call.name in _TRANSPOSED:  # (in, out/groups, …)
+        matrix = matrix.unflatten(0, (call.option(6, "groups", 1), -1)).transpose(1, 2).flatten(0, 1)
+    matrix = matrix.t() if call.name == "embedding" else matrix.flatten(1)
     return Affine(
         call.nodes,
         tuple(result.shape[1:]),
         call.replay,
         matrix,
         None if bias is None else bias.detach(),
-        origin(transposed if call.name not in ("linear", *_CONVOLUTIONS) else weight),
+        origin(transposed if "matmul" in call.name or call.name == "mm" else weight),
         None if bias is None else origin(bias),
         positions=math.prod(result.shape[1:]) // len(matrix),
         reach=reach,
-        units_first=call.name in _CONVOLUTIONS,
+        units_first=call.name in _CONVOLUTIONS or call.name in _TRANSPOSED,
     )
 
 
@@ -85,6 +100,8 @@ def _fixed_map(call: TorchCall, result: Tensor) -> Operation | None:
         return _batch_norm(call, result)
     if len(call.nodes) != 1 or not call.tracked(call.args[0] if call.args else None):
         return None
+    if call.name == "log_softmax" and isinstance(axis := call.option(1, "dim", None), int) and axis % result.dim():
+        return LogSoftmax(call.nodes, shape, call.replay, axis % result.dim() - 1)
     if call.name in _RESHAPES:
         return FixedMap(call.nodes, shape, call.replay) if _keeps_samples_separate(call, result) else None
     if call.name == "pad":

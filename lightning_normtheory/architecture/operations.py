@@ -21,6 +21,7 @@ __all__ = [
     "EntrywiseScaling",
     "FixedMap",
     "Input",
+    "LogSoftmax",
     "MaxPooling",
     "Opaque",
     "Operation",
@@ -58,7 +59,7 @@ class Operation:
 
 @dataclass(frozen=True, eq=False)
 class Input(Operation):
-    """The sample x."""
+    """The sample x; tokens stand for unit vectors, one per token."""
 
 
 class Origin(NamedTuple):
@@ -168,6 +169,13 @@ class MaxPooling(Operation):
 
     window: int
     reach: int
+
+
+@dataclass(frozen=True, eq=False)
+class LogSoftmax(Operation):
+    """Logarithms of the probabilities along an axis of a sample."""
+
+    axis: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ def record_forward(model: nn.Module, x: Tensor, forward: Callable[[Tensor], Tens
     steps that were missed and python code that depends on the samples.
 
     Args:
-        x: samples (n, …), at least two.
+        x: samples (n, …), at least two. Integers are tokens, of which an embedding is known.
         forward: how to apply the model, if not ``model(x)``.
 
     Returns:
@@ -45,8 +45,8 @@ def record_forward(model: nn.Module, x: Tensor, forward: Callable[[Tensor], Tens
         ['Input', 'Affine', 'Activation', 'FixedMap', 'Affine']
     """
     call = forward or model
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0:
-        return opaque("the input is not a floating-point tensor")
+    if not isinstance(x, Tensor) or x.is_complex() or x.dtype == torch.bool or x.dim() == 0:
+        return opaque("the input is not a tensor of numbers or tokens")
     recorder = _record(model, call, x)
     last = recorder.last
     if last is None:
@@ -57,7 +57,8 @@ def record_forward(model: nn.Module, x: Tensor, forward: Callable[[Tensor], Tens
         return opaque("the forward pass reads the values of the samples", (last,), last.shape)
     if any(isinstance(step, Opaque) for step in walk(last)):
         return last
-    for others in (0.75 * x.flip(0), -0.5 * x):
+    others_of = (0.75 * x.flip(0), -0.5 * x) if x.is_floating_point() else (x.flip(0), x.flip(tuple(range(x.dim()))))
+    for others in others_of:
         if not _replays(model, call, last, others, len(recorder.trail)):
             return opaque("the forward pass differs between samples", (last,), last.shape)
     return last

@@ -21,6 +21,7 @@ from lightning_normtheory.architecture.operations import (
     EntrywiseScaling,
     FixedMap,
     Input,
+    LogSoftmax,
     MaxPooling,
     Opaque,
     Operation,
@@ -43,12 +44,14 @@ class Complexity(NamedTuple):
         log_kappa: ln κ, about ln 2 for each layer with an activation.
         radii: the measured norms that define the class.
         constant: whether biases add a coordinate 1 to x; then ‖x‖² above means ‖x‖² + 1.
+        positions: how often each of these outputs occurs, at the positions of a convolution or of a sequence.
     """
 
     factors: tuple[float, ...]
     log_kappa: float
     radii: tuple[float, ...]
     constant: bool
+    positions: int = 1
 
     def input_norm(self, x_norm: float) -> float:
         """Return max ‖x‖ including the added coordinate."""
@@ -60,7 +63,7 @@ class Complexity(NamedTuple):
 
     def rademacher(self, n: int, x_norm: float) -> float:
         """Return Σ_h R_n(f_h) ≥ E sup (1/n) Σ_i Σ_h ε_ih f_h(x_i); for one output, its complexity."""
-        return sum(self.output_bounds(x_norm)) * (math.sqrt(2 * self.log_kappa) + 1) / math.sqrt(n)
+        return self.positions * sum(self.output_bounds(x_norm)) * (math.sqrt(2 * self.log_kappa) + 1) / math.sqrt(n)
 
 
 class _State(NamedTuple):
@@ -93,26 +96,25 @@ def network_complexity(output: Operation) -> Complexity:
     for step in steps:
         if isinstance(step, Opaque):
             raise NoBound(step.reason)
+        if isinstance(step, LogSoftmax):
+            raise NoBound("log_softmax has a rule only as the last step before the NLL loss of its classes")
     peeling = _Peeling(constant=any(map(_adds_constant, steps)))
     states: dict[int, _State] = {}
     for step in _needed(steps):
         states[id(step)] = peeling.state(step, states)
     factors, log_kappa = peeling.outputs(output, states)
-    return Complexity(factors, log_kappa, tuple(peeling.radii), peeling.constant)
+    positions = output.positions if isinstance(output, Affine) else 1
+    return Complexity(factors, log_kappa, tuple(peeling.radii), peeling.constant, positions)
 
 
 def _needed(steps: list[Operation]) -> list[Operation]:
     """Return all steps except affine maps that only an activation uses: they are peeled off with the activation."""
     output = steps[-1]
-    needed = {id(output.source if _is_head(output) else output)}
+    needed = {id(output.source if isinstance(output, Affine) else output)}
     for step in reversed(steps):
         if id(step) in needed:
             needed |= {id(s) for s in ([_layer_before(step).source] if isinstance(step, Activation) else step.sources)}
     return [step for step in steps if id(step) in needed]
-
-
-def _is_head(output: Operation) -> bool:
-    return isinstance(output, Affine) and output.positions == 1
 
 
 def _adds_constant(step: Operation) -> bool:
@@ -209,9 +211,11 @@ class _Peeling:
         return _State(factor, log_kappa)
 
     def outputs(self, output: Operation, states: dict[int, _State]) -> tuple[tuple[float, ...], float]:
-        """Return C_h of every output and ln κ; each output is a row of the last layer if that is an affine map."""
-        if _is_head(output):
-            assert isinstance(output, Affine)
+        """Return C_h of every output and ln κ; each output is a row of the last layer if that is an affine map.
+
+        At every position the row is applied to a patch, which is no longer than the whole value.
+        """
+        if isinstance(output, Affine):
             before = states[id(output.source)]
             bias = torch.zeros(len(output.weight)) if output.bias is None else output.bias
             rows = torch.hypot(output.weight.double().norm(dim=1), bias.double())

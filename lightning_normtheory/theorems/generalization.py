@@ -31,8 +31,10 @@ def generalization_bound(
     With F_h ≥ |f_h| and R_h the complexity of output h, each with δ/k,
 
         square:         gap ≤ Σ_h 2·2s(Y + F_h) R_h + s(Y + F_h)² √(2 ln(2k/δ)/n)
-        cross entropy:  gap ≤ 2·√2·√2 Σ_h R_h + (ln k + 2 max F) √(2 ln(2/δ)/n)      (Maurer 2016, Corollary 4)
-        logistic:       gap ≤ 2 R + (ln 2 + F) √(2 ln(2/δ)/n)
+        cross entropy:  gap ≤ 2·√2·√(2/P) Σ_h R_h + (ln c + 2 max F) √(2 ln(2/δ)/n)    (Maurer 2016, Corollary 4)
+        logistic:       gap ≤ 2s Σ_h R_h + sk(ln 2 + max F) √(2 ln(2/δ)/n)
+
+    The cross entropy has c classes and is a mean over P positions.
 
     All three losses lie in [0, b], b being the second factor; there is no bound here for a loss that can be negative.
 
@@ -75,15 +77,15 @@ def _gap(
     complexity: Complexity, loss: KnownLoss, n: int, x_norm: float, delta: float, *, log_share: float = 0.0
 ) -> float:
     outputs = complexity.output_bounds(x_norm)
-    k = len(outputs) if loss.is_square else 1
+    k = complexity.positions * len(outputs) if loss.is_square else 1
 
     def confidence(largest: float) -> float:
         return largest * math.sqrt(2 * (math.log(2 * k / delta) + log_share) / n)
 
     spread = (math.sqrt(2 * complexity.log_kappa) + 1) / math.sqrt(n)
     if loss.is_square:
-        return sum(2 * loss.lipschitz(F) * F * spread + confidence(loss.largest(F)) for F in outputs)
+        each = [2 * loss.lipschitz(F) * F * spread + confidence(loss.largest(F)) for F in outputs]
+        return complexity.positions * sum(each)
     contraction = math.sqrt(2) if loss.name == "cross_entropy" else 1.0
-    return 2 * contraction * loss.lipschitz(max(outputs)) * sum(outputs) * spread + confidence(
-        loss.largest(max(outputs))
-    )
+    rademacher = complexity.positions * sum(outputs) * spread
+    return 2 * contraction * loss.lipschitz(max(outputs)) * rademacher + confidence(loss.largest(max(outputs)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_normtheory.architecture.activations import ActivationConstants
 from lightning_normtheory.architecture.chain import Chain, Link, chain_of
-from lightning_normtheory.architecture.operations import Activation, Affine, Operation, walk
+from lightning_normtheory.architecture.operations import Activation, Affine, LogSoftmax, Operation, walk
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.model.layers import batch_norm_layers
@@ -18,7 +18,7 @@ from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.theorems.complexity import Complexity, NoBound, network_complexity
 from lightning_normtheory.theorems.losses import KnownLoss, identify_loss
 
-__all__ = ["Problem", "network_problem"]
+__all__ = ["Problem", "input_norms", "network_problem"]
 
 # Relative tolerance for comparing norms in float32.
 _CLOSE = 1e-3
@@ -56,9 +56,19 @@ class Problem:
     def complexity(self) -> Complexity | str:
         """The complexity of the network's class, or why there is no bound for it."""
         try:
-            return network_complexity(self.output)
+            return network_complexity(self._logits)
         except NoBound as reason:
             return str(reason)
+
+    @property
+    def _logits(self) -> Operation:
+        """The output, or what its log_softmax is of: the NLL loss is the cross entropy of both."""
+        output, loss = self.output, self.loss
+        if not isinstance(output, LogSoftmax) or isinstance(loss, str) or loss.name != "cross_entropy":
+            return output
+        # The only axis that can be that of the classes.
+        axes = [axis for axis, length in enumerate(output.shape) if length == loss.classes]
+        return output.source if axes == [output.axis] else output
 
     @cached_property
     def activations(self) -> tuple[ActivationConstants, ...]:
@@ -135,15 +145,26 @@ def network_problem(
     tracked = all(layer.running_mean is not None for layer in batch_norm_layers(model).values())
     with preserve_state(model, batch_stats=False if tracked else None):
         output = record_forward(model, x[:_RECORDED])
-        norms = x.detach().double().flatten(1).norm(dim=1)
+        norms = input_norms(x)
         known: KnownLoss | str = "the loss is not known: no loss and targets were given"
         if y is not None and loss is not None:
             with torch.no_grad():
                 outputs = model(x)
                 if isinstance(outputs, Tensor):
-                    known = identify_loss(float(loss(outputs, y)), outputs.reshape(len(outputs), -1), y)
+                    known = identify_loss(float(loss(outputs, y)), outputs, y)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return Problem(output, (float(norms.min()), float(norms.max())), known, trained)
+
+
+def input_norms(x: Tensor) -> Tensor:
+    """Return ‖x_i‖ (n,); a sample of T tokens is T unit vectors.
+
+    Example:
+        >>> input_norms(torch.tensor([[3.0, 4.0]])), input_norms(torch.tensor([[7, 7, 2, 0]]))
+        (tensor([5.], dtype=torch.float64), tensor([2.], dtype=torch.float64))
+    """
+    samples = x.detach().flatten(1) if x.dim() > 1 else x.detach()[:, None]
+    return (samples.double() if x.is_floating_point() else torch.ones_like(samples).double()).norm(dim=1)
 
 
 def _by_layer(links: Iterable[Link], differences: Callable[[Link], list[str]]) -> tuple[str, ...]:
@@ -166,7 +187,9 @@ def _differences_to_weight_norm(link: Link) -> list[str]:
         return ["no WeightNorm"]
     found = _is_convolution(affine) + _has_bias(affine) + _has_factor(link)
     g, v = affine.origin.tensors
-    if affine.origin.dim != 0 or g.numel() != len(v):
+    norms = torch.linalg.vector_norm(affine.weight, dim=1, dtype=torch.float64)
+    # An embedding or a transposed convolution has its units on another axis.
+    if affine.origin.dim != 0 or g.numel() != len(norms) or not _all_close(norms / g.detach().abs().flatten(), 1.0):
         found.append("not one length g per unit")
     elif g.requires_grad:
         found.append("trained lengths g")

@@ -18,6 +18,7 @@ from lightning_normtheory.architecture.operations import (
     walk,
 )
 from lightning_normtheory.architecture.recorder import record_forward
+from lightning_normtheory.theorems.problem import input_norms
 
 
 def kinds(model, x):
@@ -110,7 +111,9 @@ def test_the_graph_computes_what_the_model_computes(seed):
     [
         (Branching(), torch.randn(3, 2), "reads the values"),
         (nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), torch.randn(3, 2), "layer_norm"),
-        (nn.Embedding(4, 2), torch.tensor([[1], [2]]), "not a floating-point tensor"),
+        (nn.Embedding(4, 2), torch.tensor([[True], [False]]), "not a tensor of numbers or tokens"),
+        (nn.Embedding(4, 2, max_norm=1.0), torch.tensor([[1], [2]]), "no rule for embedding"),
+        (nn.EmbeddingBag(4, 2), torch.tensor([[1], [2]]), "no rule for embedding_bag"),
         (nn.BatchNorm1d(2), torch.randn(3, 2), "couples the samples"),
         (nn.Sequential(nn.Linear(2, 2), nn.Softmax(1)), torch.randn(3, 2), "softmax"),
         (nn.Flatten(0), torch.randn(3, 2), "mixes the samples"),
@@ -140,6 +143,11 @@ def test_samples_that_change_places_are_noticed():
         (nn.Conv2d(2, 3, (2, 3), stride=(1, 2)), (2, 5, 6)),
         (nn.Conv2d(1, 2, 7), (1, 8, 8)),
         (nn.Linear(3, 2), (5, 3)),
+        (nn.ConvTranspose1d(2, 3, 3), (2, 5)),
+        (nn.ConvTranspose1d(2, 3, 5, stride=2, padding=1, output_padding=1), (2, 4)),
+        (nn.ConvTranspose1d(4, 6, 3, dilation=2, stride=3, groups=2), (4, 4)),
+        (nn.ConvTranspose2d(2, 3, (2, 3), stride=(1, 2)), (2, 3, 4)),
+        (nn.ConvTranspose2d(3, 2, 4, stride=2, padding=3), (3, 3, 3)),
     ],
 )
 def test_norms_of_an_affine_map_bound_those_of_the_full_matrix(layer, shape):
@@ -153,6 +161,15 @@ def test_norms_of_an_affine_map_bound_those_of_the_full_matrix(layer, shape):
         full.norm(dim=1).max()
     )
     assert math.isclose(float(layer(zero).norm()), last.bias_norm, rel_tol=1e-9)
+
+
+def test_an_embedding_is_a_linear_map_of_unit_vectors():
+    layer, x = nn.Embedding(5, 3).double(), torch.tensor([[0, 4, 4], [1, 2, 3]])
+    last = record_forward(layer, x)
+    one_hot = nn.functional.one_hot(x, 5).double()
+    assert torch.equal(one_hot @ last.weight.t(), layer(x))
+    assert (last.positions, last.reach) == (3, 1)
+    assert float(layer(x).flatten(1).norm(dim=1).max()) <= last.spectral * float(input_norms(x).max())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_normtheory.architecture.recorder import record_forward
+from lightning_normtheory.model.layers import unit_vectors
 from lightning_normtheory.theorems.complexity import Complexity, NoBound, network_complexity
 from lightning_normtheory.theorems.generalization import generalization_bound
 from lightning_normtheory.theorems.losses import KnownLoss
@@ -16,6 +17,7 @@ from lightning_normtheory.theorems.papers.wn_generalization import (
     weightnorm_generalization_bound,
     weightnorm_rademacher,
 )
+from lightning_normtheory.theorems.problem import input_norms, network_problem
 
 from support.bound_cases import largest_norm
 
@@ -188,3 +190,128 @@ def test_the_gap_falls_like_one_over_root_n_and_grows_with_certainty(loss):
     assert math.isclose(at[100].fixed, 2 * at[400].fixed)
     assert math.isclose(at[100].value, 2 * at[400].value)
     assert generalization_bound(found, loss, n=100, x_norm=1.0, delta=0.001).fixed > at[100].fixed
+
+
+def at_positions(seed: int) -> tuple[nn.Module, torch.Tensor]:
+    """A network whose last layer is applied at several positions, and its samples: numbers or tokens."""
+    torch.manual_seed(seed)
+    activation, bias = (nn.ReLU, nn.Tanh)[seed % 2], seed % 4 > 1
+    x = torch.randn(3, 2, 3, dtype=torch.float64)
+    if seed % 3 == 0:
+        layers = [
+            nn.ConvTranspose1d(2, 3, 2, stride=1 + seed % 2, bias=bias),
+            activation(),
+            nn.Conv1d(3, 2, 2, bias=bias),
+        ]
+    elif seed % 3 == 1:
+        layers = [nn.Conv1d(2, 3, 2, bias=bias), activation(), nn.ConvTranspose1d(3, 2, 2, stride=2, bias=bias)]
+    else:
+        x = torch.randint(0, 4, (3, 2))
+        layers = [nn.Embedding(4, 2), nn.Linear(2, 3, bias=bias), activation(), nn.Linear(3, 2, bias=bias)]
+    return nn.Sequential(*layers).double(), x
+
+
+def rows(layer):
+    whole = unit_vectors(layer)
+    return whole if getattr(layer, "bias", None) is None else torch.cat([whole, layer.bias[:, None]], 1)
+
+
+def radii_of(net):
+    """Of each layer the quantity that the class limits: ‖E‖₂, ‖(W, b)‖_F or the largest row; at the end the rows."""
+    layers = [layer for layer in net if hasattr(layer, "weight")]
+    found = []
+    for layer in layers:
+        if isinstance(layer, nn.Embedding):
+            found.append(torch.linalg.matrix_norm(layer.weight.detach(), 2))
+        elif layer is layers[-1]:
+            found.append(rows(layer).detach().norm(dim=1))
+        else:
+            relu = any(isinstance(module, nn.ReLU) for module in net)
+            found.append(rows(layer).detach().norm() if relu else rows(layer).detach().norm(dim=1).max())
+    return found
+
+
+def project_all(net, radii):
+    """Scale whole layers, so that no radius is exceeded: a part of the class, whose supremum is no larger."""
+    layers = [layer for layer in net if hasattr(layer, "weight")]
+    with torch.no_grad():
+        for layer, radius, now in zip(layers, radii, radii_of(net)):
+            factor = float(torch.clamp(radius / now, max=1.0).min())
+            for parameter in layer.parameters():
+                parameter.mul_(factor)
+
+
+def ascend(net, objective, radii, steps=40):
+    optimizer, best = torch.optim.Adam(net.parameters(), lr=0.1), -math.inf
+    for _ in range(steps):
+        value = objective()
+        best = max(best, float(value.detach()))
+        optimizer.zero_grad()
+        (-value).backward()
+        optimizer.step()
+        project_all(net, radii)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_bounds_at_positions_are_above_the_supremum_over_the_class(seed):
+    net, x = at_positions(seed)
+    outputs = net(x).detach()
+    found, x_norm = network_complexity(record_forward(net, x)), float(input_norms(x).max())
+    units_last = seed % 3 == 2
+    by_unit = outputs.movedim(-1 if units_last else 1, 0).flatten(1).abs().amax(1)
+    assert found.positions * len(found.factors) == outputs[0].numel()
+    assert all(float(value) <= bound for value, bound in zip(by_unit, found.output_bounds(x_norm)))
+    radii, start = radii_of(net), {name: value.clone() for name, value in net.state_dict().items()}
+    logits = (lambda f: f.movedim(-1, 1)) if units_last else (lambda f: f)
+    classes = torch.randint(0, 2, logits(outputs).shape[:1] + logits(outputs).shape[2:])
+    labels = torch.randint(0, 2, outputs.shape).double()
+    entropy = KnownLoss("cross_entropy", classes=2, terms=classes[0].numel())
+    logistic = KnownLoss("logistic", 1 / outputs[0].numel(), terms=outputs[0].numel())
+    functional = nn.functional
+    losses = {
+        entropy: lambda: functional.cross_entropy(logits(net(x)), classes, reduction="none").flatten(1).mean(1),
+        logistic: lambda: (
+            functional.binary_cross_entropy_with_logits(net(x), labels, reduction="none").flatten(1).mean(1)
+        ),
+    }
+    rademacher = found.rademacher(len(x), x_norm)
+    for loss, of_samples in losses.items():
+        total = 0.0
+        for signs in itertools.product((-1.0, 1.0), repeat=len(x)):
+            net.load_state_dict(start)
+            signs = torch.tensor(signs, dtype=torch.float64)
+            total += ascend(net, lambda signs=signs, f=of_samples: (signs * f()).mean(), radii)
+        contraction = math.sqrt(2) if loss is entropy else 1.0
+        assert 0 < total / 2 ** len(x) <= contraction * loss.lipschitz(0.0) * rademacher
+    total = 0.0
+    for draw in range(4):  # an average over random signs of every output
+        net.load_state_dict(start)
+        signs = torch.randint(0, 2, outputs.shape, generator=torch.Generator().manual_seed(draw)) * 2.0 - 1
+        total += ascend(net, lambda signs=signs: (signs * net(x)).sum() / len(x), radii)
+    assert 0 < total / 4 <= rademacher
+
+
+def test_log_softmax_before_the_nll_loss_is_a_cross_entropy():
+    """Seen: there is no rule for log_softmax."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5))
+    x, y = torch.randn(20, 3), torch.arange(20) % 5
+    logits = network_problem(net, x, y, nn.CrossEntropyLoss())
+    problem = network_problem(nn.Sequential(*net, nn.LogSoftmax(1)), x, y, nn.NLLLoss())
+    assert problem.loss == logits.loss
+    assert problem.complexity == logits.complexity
+    other = network_problem(nn.Sequential(*net, nn.LogSoftmax(1)), x, torch.rand(20, 5), nn.MSELoss())
+    assert other.complexity == "log_softmax has a rule only as the last step before the NLL loss of its classes"
+    square = nn.Sequential(nn.Linear(3, 9), nn.Unflatten(1, (3, 3)), nn.LogSoftmax(2))  # over the wrong axis
+    y = torch.arange(60).reshape(20, 3) % 3
+    assert "only as the last step" in network_problem(square, x, y, nn.CrossEntropyLoss()).complexity
+
+
+def test_tokens_have_a_bound():
+    net = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
+    x, y = torch.randint(0, 7, (30, 3)), torch.arange(30) % 2
+    problem = network_problem(net, x, y, nn.CrossEntropyLoss())
+    assert problem.x_norm == pytest.approx(math.sqrt(3))
+    bound = generalization_bound(problem.complexity, problem.loss, n=1000, x_norm=problem.x_norm)
+    assert 0 < bound.fixed < bound.value < math.inf

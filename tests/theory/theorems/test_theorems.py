@@ -144,6 +144,10 @@ def test_the_table_fits_a_terminal():
         (nn.CrossEntropyLoss(), 3, torch.arange(8) % 3, ("cross_entropy", 1.0)),
         (nn.BCEWithLogitsLoss(), 1, (torch.arange(8) % 2).float()[:, None], ("logistic", 1.0)),
         (nn.SoftMarginLoss(), 1, (2 * (torch.arange(8) % 2) - 1).float()[:, None], ("logistic", 1.0)),
+        (lambda f, y: nn.functional.nll_loss(f.log_softmax(1), y), 3, torch.arange(8) % 3, ("cross_entropy", 1.0)),
+        (nn.BCEWithLogitsLoss(), 3, (torch.arange(24) % 2).float().reshape(8, 3), ("logistic", 1 / 3)),
+        (nn.BCEWithLogitsLoss(), 3, torch.rand(8, 3), ("logistic", 1 / 3)),
+        (nn.SoftMarginLoss(), 3, (2 * (torch.arange(24) % 2) - 1).float().reshape(8, 3), ("logistic", 1 / 3)),
     ],
 )
 def test_losses_are_recognized_by_their_value(loss, k, y, expected):
@@ -153,6 +157,30 @@ def test_losses_are_recognized_by_their_value(loss, k, y, expected):
     assert (found.name, found.scale) == expected
 
 
+@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("positions", [(), (1,), (5,), (4, 3)])
+def test_cross_entropy_at_every_position(axis, positions):
+    logits, y = torch.randn(6, 3, *positions), torch.arange(6 * math.prod(positions)).reshape(6, *positions) % 3
+    value = float(nn.functional.cross_entropy(logits, y))
+    expected = KnownLoss("cross_entropy", classes=3, terms=math.prod(positions))
+    assert identify_loss(value, logits.movedim(1, axis), y) == expected
+    assert identify_loss(value, logits.log_softmax(1).movedim(1, axis), y) == expected
+    assert identify_loss(value * 1.01, logits.movedim(1, axis), y) != expected
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4)])
+@pytest.mark.parametrize("label", [-100, -1, 3, 255])
+def test_labels_outside_the_classes_are_neither_misread_nor_an_error(shape, label):
+    """Seen: an IndexError of torch for −1; −100, which torch ignores, taken for a mean over all samples."""
+    logits, y = torch.randn(shape), torch.zeros(shape[:1] + shape[2:], dtype=torch.long)
+    y[0] = label
+    value = float(nn.functional.cross_entropy(logits, y, ignore_index=label))
+    assert (
+        identify_loss(value, logits, y)
+        == f"labels from {min(label, 0)} to {max(label, 0)} are not all among the 3 classes"
+    )
+
+
 @pytest.mark.parametrize("loss", [nn.L1Loss(), nn.HuberLoss(delta=0.1), lambda f, y: square(f, y) + 0.01])
 def test_other_losses_are_not(loss):
     outputs, y = torch.randn(8, 2), torch.rand(8, 2)
@@ -160,21 +188,33 @@ def test_other_losses_are_not(loss):
 
 
 @pytest.mark.parametrize(
-    "known", [KnownLoss("square", 0.5, 2.0), KnownLoss("cross_entropy", classes=3), KnownLoss("logistic")]
+    "known",
+    [
+        KnownLoss("square", 0.5, 2.0),
+        KnownLoss("cross_entropy", classes=3),
+        KnownLoss("cross_entropy", classes=3, terms=5),
+        KnownLoss("logistic"),
+        KnownLoss("logistic", 0.25, terms=4),
+        KnownLoss("logistic", terms=2),
+    ],
 )
 def test_constants_of_losses(known):
     """Lipschitz and range, on random outputs within a bound."""
     functions = {
         "square": lambda f, y: known.scale * (f - y).square(),
-        "cross_entropy": lambda f, y: nn.functional.cross_entropy(f[None], torch.tensor([0])),
-        "logistic": lambda f, y: nn.functional.softplus(-f),
+        "cross_entropy": lambda f, y: nn.functional.cross_entropy(
+            f.reshape(1, 3, known.terms), torch.arange(known.terms)[None] % 3
+        ),
+        "logistic": lambda f, y: known.scale * nn.functional.softplus(-f),
     }
-    bound, k = 1.5, 3 if known.name == "cross_entropy" else 1
+    bound, k = 1.5, (3 if known.name == "cross_entropy" else 1) * known.terms
+    # In one output, or for the cross entropy in all of them together.
+    order = 2 if known.name == "cross_entropy" else math.inf
     for _ in range(200):
         f = ((2 * torch.rand(k) - 1) * bound).requires_grad_()
         value = functions[known.name](f, known.largest_target).sum()
         (slope,) = torch.autograd.grad(value, f)
-        assert float(slope.norm()) <= known.lipschitz(bound) * (1 + 1e-6)
+        assert float(slope.norm(order)) <= known.lipschitz(bound) * (1 + 1e-6)
         assert float(value.detach()) <= known.largest(bound) * (1 + 1e-6)
 
 
