@@ -186,6 +186,63 @@ def test_a_network_without_bound_logs_nan_and_says_why_once():
     assert sum("rademacher_bound" in str(w.message) for w in caught) == 1
 
 
+def tokens(*shape):
+    return torch.randint(0, 5, shape, generator=torch.Generator().manual_seed(0))
+
+
+IDIOMS = {
+    "log_softmax and nll": (
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.LogSoftmax(1)),
+        (torch.randn(8, 3), tokens(8)),
+        nn.NLLLoss(),
+    ),
+    "tokens": (
+        nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 5)),
+        (tokens(8, 3), tokens(8)),
+        nn.CrossEntropyLoss(),
+    ),
+    "pixels": (
+        nn.Sequential(nn.Conv2d(1, 2, 2, stride=2), nn.ReLU(), nn.ConvTranspose2d(2, 5, 2, stride=2)),
+        (torch.randn(8, 1, 4, 4), tokens(8, 4, 4)),
+        nn.CrossEntropyLoss(),
+    ),
+    "next tokens": (
+        nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)),
+        (tokens(8, 3), tokens(8, 3)),
+        lambda f, y: nn.functional.cross_entropy(f.flatten(0, 1), y.flatten()),
+    ),
+    "several labels": (
+        nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5)),
+        (torch.randn(8, 3), (tokens(8, 5) % 2).float()),
+        nn.BCEWithLogitsLoss(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("net", "data", "loss"), IDIOMS.values(), ids=IDIOMS.keys())
+def test_losses_of_the_wild_have_a_bound(net, data, loss):
+    """Seen: NaN or no bound in each."""
+    module = Regression(net, loss=loss)
+    measured = fit(RademacherBound(on_error="raise"), module, data)
+    problem = network_problem(module.net, *data, loss)
+    bound = generalization_bound(problem.complexity, problem.loss, n=len(data[0]), x_norm=problem.x_norm)
+    assert measured["rademacher_bound"] == pytest.approx(problem.complexity.rademacher(len(data[0]), problem.x_norm))
+    assert measured["generalization_bound"] == pytest.approx(bound.value)
+    assert measured["generalization_bound_vacuous"] == 1.0
+
+
+@pytest.mark.parametrize("ignored", [-100, -1])
+def test_ignored_labels_leave_the_complexity_and_say_why_there_is_no_bound(ignored):
+    net, (x, y), _ = IDIOMS["pixels"]
+    y = y.clone()
+    y[:, 0] = ignored
+    module = Regression(net, loss=nn.CrossEntropyLoss(ignore_index=ignored))
+    with pytest.warns(UserWarning, match=rf"labels from {ignored} to 4 are not all among the 5 classes"):
+        measured = fit(RademacherBound(on_error="raise"), module, (x, y))
+    assert math.isfinite(measured["rademacher_bound"])
+    assert "generalization_bound" not in measured
+
+
 def test_another_loss_has_a_complexity_and_no_bound():
     module = Regression(paper_network(8, 1, 1.0), loss=lambda f, y: (f - y).abs().mean())
     with pytest.warns(UserWarning, match="no generalization bound"):

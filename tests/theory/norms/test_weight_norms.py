@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_normtheory import min_weight_norm, normalized_layers, weight_norms
+from lightning_normtheory import hessian_top_eigenvalue, min_weight_norm, normalized_layers, weight_norms
 from lightning_normtheory.norms.units import require_normalized
 
 from support.models import (
@@ -22,7 +22,7 @@ from support.models import (
     parametrized_weight_norm,
     tie,
 )
-from support.oracles import loop_norms, loop_norms_except
+from support.oracles import difference_hessian, loop_norms, loop_norms_except
 
 FORMS = pytest.mark.parametrize("normalize", WEIGHT_NORM_FORMS.values(), ids=WEIGHT_NORM_FORMS.keys())
 
@@ -353,3 +353,61 @@ def test_gradient_descent_lets_the_directions_grow(form, dim, seed, learning_rat
             tolerance = 1e-14 * float((norms + learning_rate * (norms * gradients).sqrt() + expected).max())
             torch.testing.assert_close(squared_norms(direction(layer).detach(), dim), expected, rtol=0, atol=tolerance)
         assert min_weight_norm(net) >= smallest * (1 - 1e-14)
+
+
+class Kernel(nn.Module):
+    """A user's layer, whose parameter has a name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x):
+        return x @ self.kernel
+
+
+# Layer, name of the tensor, the axis that its norms do not run over, the forward pass.
+ANYWHERE = {
+    "transposed conv": (lambda: nn.ConvTranspose1d(4, 3, 2), "weight", 0, lambda m, x: m.layer(x).flatten(1)),
+    "transposed conv, by output": (
+        lambda: nn.ConvTranspose1d(4, 3, 2),
+        "weight",
+        1,
+        lambda m, x: m.layer(x).flatten(1),
+    ),
+    "lstm": (lambda: nn.LSTM(2, 3, batch_first=True), "weight_hh_l0", 0, lambda m, x: m.layer(x)[0].flatten(1)),
+    "gru, one norm": (
+        lambda: nn.GRU(2, 3, batch_first=True),
+        "weight_ih_l0",
+        None,
+        lambda m, x: m.layer(x)[0].flatten(1),
+    ),
+    "attention": (
+        lambda: nn.MultiheadAttention(2, 1, batch_first=True),
+        "in_proj_weight",
+        0,
+        lambda m, x: m.layer(x, x, x, need_weights=False)[0].flatten(1),
+    ),
+    "embedding": (lambda: nn.Embedding(5, 3), "weight", 0, lambda m, x: m.layer(x.abs().long() % 5).flatten(1)),
+    "user's": (Kernel, "kernel", 1, lambda m, x: m.layer(x.mT).flatten(1)),
+    "user's, one norm": (Kernel, "kernel", None, lambda m, x: m.layer(x.mT).flatten(1)),
+}
+
+
+@FORMS
+@pytest.mark.parametrize(("build", "name", "dim", "connect"), ANYWHERE.values(), ids=ANYWHERE.keys())
+def test_weight_norm_on_any_tensor_of_any_module(normalize, build, name, dim, connect):
+    """Norms from the definition, λ_max from differences of exact gradients."""
+    torch.manual_seed(0)
+    layer = trained(normalize(build(), name, dim=dim), name)
+    model = Graph(lambda m, x: m.tanh(connect(m, x)), layer=layer, tanh=nn.Tanh()).double()
+    x = torch.randn(3, 4, 2, dtype=torch.float64)
+    v = direction(layer, name).detach()
+    units = [v] if dim is None else list(v.unbind(dim))
+    ((found, norms),) = weight_norms(model).items()
+    assert found == ("layer" if name == "weight" else f"layer.{name}")
+    assert norms.tolist() == pytest.approx([float(unit.square().sum().sqrt()) for unit in units])
+    y = torch.zeros_like(model(x)).detach()
+    hessian = difference_hessian(model, nn.functional.mse_loss, [(x, y)])
+    top = hessian_top_eigenvalue(model, nn.functional.mse_loss, [(x, y)], method="lanczos", tol=1e-6, max_hvps=500)
+    assert top.value == pytest.approx(float(torch.linalg.eigvalsh(hessian)[-1]), rel=1e-6)

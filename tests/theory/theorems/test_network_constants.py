@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from lightning_normtheory.architecture.chain import Chain, chain_of
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.theorems.chain_bounds import loss_constants, network_constants
 from lightning_normtheory.theorems.descent import LossState, alpha_condition, guaranteed_step, ntk_condition
 from lightning_normtheory.theorems.papers.wn import weightnorm_constants
+from lightning_normtheory.theorems.problem import input_norms
 
 from support.bound_cases import At, Times, largest_norm, random_chain
 from support.oracles import dense_kernel
@@ -41,6 +42,34 @@ def test_hessian_gradients_and_outputs_are_within_their_bounds(block):
         assert at.jacobian_norm(theta, sample, outputs.shape[1]) <= bounds.gradient * ROUNDING, seed
         assert at.input_jacobian_norm(theta, sample) <= bounds.lipschitz * ROUNDING, seed
         assert float(outputs.norm(dim=1).max()) <= bounds.output * ROUNDING, seed
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_transposed_convolutions_and_embeddings_are_within_their_bounds(seed):
+    torch.manual_seed(seed)
+    stride, dim, radius = 1 + seed % 2, (0, 1, None)[seed % 3], (0.0, 0.2)[seed // 6]
+    x = torch.randn(3, 2, 3, dtype=torch.float64)
+    first: nn.Module = nn.ConvTranspose1d(2, 2, 3, stride=stride, padding=seed % 2)
+    if seed % 4 == 3:
+        x, first = torch.randint(0, 4, (3, 2)), nn.Embedding(4, 2)
+    first = weight_norm(first, dim=dim) if seed % 2 else first
+    features = first(x if seed % 4 == 3 else x.float()).flatten(1).shape[1]
+    # Every fifth network ends with a layer at several positions.
+    end = (
+        [nn.ConvTranspose1d(2, 2, 2, stride=2), nn.Flatten()]
+        if seed % 5 == 0
+        else [nn.Flatten(), nn.Linear(features, 2)]
+    )
+    net = nn.Sequential(first, nn.Tanh(), *end).double()
+    x_norm = float(input_norms(x).max())
+    bounds = network_constants(chain_for(net, x), x_norm=x_norm, radius=radius, directions_shrink=True)
+    at = At(net, x)
+    theta = at.in_ball(radius, seed)
+    outputs = at.outputs(theta, x)
+    direction = nn.functional.normalize(torch.randn(outputs.shape[1], dtype=torch.float64), dim=0)
+    assert at.hessian_norm(theta, direction, 0) <= bounds.hessian * ROUNDING
+    assert at.jacobian_norm(theta, 0, outputs.shape[1]) <= bounds.gradient * ROUNDING
+    assert float(outputs.norm(dim=1).max()) <= bounds.output * ROUNDING
 
 
 def square_loss(at, theta, y):
