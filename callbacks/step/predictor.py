@@ -59,7 +59,7 @@ class CallOutput(NamedTuple):
     def select(self, output: Any) -> Tensor:
         """Return the part of a call's output that counts, with the samples in front."""
         found = [_get(output, part.keys).movedim(part.axis, 0) for part in self.parts]
-        return found[0] if len(found) == 1 else torch.cat([each.flatten(1) for each in found], 1)
+        return found[0] if len(found) == 1 else torch.cat([each.reshape(len(each), -1) for each in found], 1)
 
     def describe(self, calls: int) -> str:
         """Describe the choice in a few words; ``calls`` is the number of calls of the module."""
@@ -162,21 +162,28 @@ def find_call(calls: Sequence[Call], loss: Tensor, theta: Collection[Tensor], sa
 
     It is the first call of the module's own `forward` that the loss depends on. If there is none, it is the outermost
     call of a submodule that the loss depends on and that feeds no other such call; the first of several. A call that
-    gives only scalars, a criterion, a parametrization, and a module whose parameters are all outside of θ do not count.
-    If the loss depends on no output, but on derivatives of one, any output that depends on θ does.
+    gives only scalars, a criterion, a parametrization, and a module whose parameters are all outside of θ do not count,
+    nor do terms of the loss that a call returns with the loss itself. If the loss depends on no output, but on
+    derivatives of one, any output that depends on θ does.
 
     Args:
         theta: the parameters that are trained.
         samples: the number of samples in the batch.
     """
     ids = {id(p) for p in theta}
-    return _find(calls, set(nodes_from(loss.grad_fn)), ids, samples) or _find(calls, None, ids, samples)
+    return _find(calls, loss, ids, samples) or _find(calls, None, ids, samples)
 
 
-def _find(calls: Sequence[Call], below: set[Any] | None, ids: set[int], samples: int) -> CallOutput | None:
+def _find(calls: Sequence[Call], loss: Tensor | None, ids: set[int], samples: int) -> CallOutput | None:
+    below = None if loss is None else set(nodes_from(loss.grad_fn))
+
     def usable(call: Call) -> list[tuple[Keys, Tensor, Any]]:
         graph = [each for each in call.outputs if each[2] is not None and (below is None or each[2] in below)]
-        return [each for each in graph if _is_output(each[1], samples)]
+        found = [each for each in graph if _is_output(each[1], samples)]
+        if loss is None or len(found) == len(graph):
+            return found
+        # A call that returns the loss may return its terms, one for each sample, as well.
+        return [each for each in found if not _is_averaged(each[1], loss)] or found
 
     def of(chosen: Call) -> CallOutput:
         found = _last_of(usable(chosen))
@@ -246,6 +253,14 @@ def _is_criterion(call: Call) -> bool:
 
 def _is_output(x: Tensor, samples: int) -> bool:
     return x.is_floating_point() and x.dim() > 0 and (x.numel() > 1 or samples == 1)
+
+
+def _is_averaged(x: Tensor, loss: Tensor) -> bool:
+    """Return whether the loss is the mean of x, which has an entry for each sample, or has that mean as a term."""
+    if x.dim() != 1:
+        return False
+    (gradient,) = torch.autograd.grad(loss, x, retain_graph=True, allow_unused=True)
+    return gradient is not None and bool((gradient == gradient[0]).all())
 
 
 def _last_of(outputs: list[tuple[Keys, Tensor, Any]]) -> list[tuple[Keys, Tensor, Any]]:
