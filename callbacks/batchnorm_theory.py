@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, NotApplicable, layer_metric
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.model.layers import batch_norm_layers, public_name
 from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_theorem
 from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
@@ -69,7 +70,7 @@ class BatchNormTheoryDiagnostic(Diagnostic):
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         if not self._examined:
             self.start(measurement)  # the samples of an iterable dataset are known only now
-        metrics = _epsilons(measurement.model)
+        metrics = _epsilons(measurement.function)
         network = batchnorm_network(measurement.model)
         if self._start is not None and not isinstance(network, str) and network.v.shape == self._start.v.shape:
             metrics.update(self._theorem(self._start, network, measurement))
@@ -133,11 +134,14 @@ def _error_bound(theorem: BatchNormTheorem, start: _Start) -> dict[str, float]:
     return {"batchnorm_error_bound": theorem.error_bound, "batchnorm_error_vacuous": float(theorem.error_vacuous)}
 
 
-def _epsilons(model: nn.Module) -> dict[str, float]:
-    """Return max_j 1/N_j over all layers and for each, from running statistics; layers without them are left out."""
+def _epsilons(function: MeasuredFunction) -> dict[str, float]:
+    """Return max_j 1/N_j over all layers and for each, from running statistics. Layers without them are left out, and
+    those whose parameters have not been chosen."""
     by_layer: dict[str, float] = {}
-    for path, layer in batch_norm_layers(model).items():
-        if layer.running_var is not None:
+    theta = {id(p) for p in function.theta.values()}
+    for path, layer in batch_norm_layers(function.model).items():
+        own = [id(p) for p in layer.parameters()] if function.chosen else []
+        if layer.running_var is not None and (not own or theta & set(own)):
             (factors,) = batchnorm_factors(layer).values()
             by_layer[layer_metric("batchnorm_epsilon", public_name(path), by_layer)] = float(1 / factors.min())
     return {"batchnorm_epsilon": max(by_layer.values()), **by_layer} if by_layer else {}

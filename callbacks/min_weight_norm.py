@@ -39,9 +39,10 @@ class MinWeightNormDiagnostic(Diagnostic):
         if measurement.function.chosen:
             theta = {id(p) for p in measurement.function.theta.values()}
             weights = [each for each in layers.weights if any(id(p) in theta for p in each.module.parameters())]
-            layers = layers._replace(weights=tuple(weights))
             if not weights:
-                raise ValueError("Expected a normalized layer among the chosen parameters, but there is none.")
+                self.reasons = {self.key: "the chosen parameters have no normalized layer"}
+                return {}
+            layers = layers._replace(weights=tuple(weights))
         norms = unit_norms(layers)
         metrics = {"min_weight_norm": smallest(norms)}
         for layer, norm in norms.items():
