@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = ["hold_batch_statistics"]
@@ -48,14 +49,20 @@ def hold_batch_statistics(
     weights = [0] * len(held)
     for forward, samples in passes if held else ():
         reset_state()
-        for layer in held:
-            layer.reset_running_stats()
-            layer.momentum, layer.track_running_stats = None, True  # the mean over all calls
-        forward()
-        for i, layer in enumerate(held):
-            if int(layer.num_batches_tracked) > 0:
-                found = torch.stack([layer.running_mean, layer.running_var]).to("cpu", torch.float64)
-                sums[i] += samples * found
+        calls: list[list[Tensor]] = [[] for _ in held]
+        # What a subclass does with its running statistics, and when, is its own affair: look at what enters it.
+        hooks = [
+            layer.register_forward_pre_hook(partial(_note, found), with_kwargs=True)
+            for layer, found in zip(held, calls)
+        ]
+        try:
+            forward()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for i, found in enumerate(calls):
+            if found:
+                sums[i] += samples * torch.stack(found).mean(0).to("cpu", torch.float64)
                 weights[i] += samples
     reset_state()
     for layer, total, weight in zip(held, sums, weights):
@@ -64,3 +71,9 @@ def hold_batch_statistics(
             mean, variance = total / weight
             layer.running_mean.copy_(mean)
             layer.running_var.copy_(variance)
+
+
+def _note(found: list[Tensor], layer: _BatchNorm, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+    (x,) = args or kwargs.values()
+    channels = x.to(layer.running_mean).transpose(0, 1).flatten(1)
+    found.append(torch.stack([channels.mean(1), channels.var(1)]))
