@@ -74,7 +74,7 @@ class _Trial:
             function.findings = Findings(loss_problem=problem, outputs_problem=problem)
         else:
             if function.user_predict is None and not function.findings.loss_problem:
-                self._find_predictor(calls, value)
+                self._try_to_find_predictor(calls, value)
         if function.user_predict is not None:
             function.findings.outputs_problem = ""
         return function.findings
@@ -171,6 +171,14 @@ class _Trial:
         function.findings = Findings(loss_problem=problem or "", outputs_problem=problem or "", remedy=several)
 
     # -- the predictor -------------------------------------------------------------------------------------------------
+
+    def _try_to_find_predictor(self, calls: RecordedCalls, loss: Tensor) -> None:
+        known = self._function.findings
+        try:
+            self._find_predictor(calls, loss)
+        except Exception as error:  # noqa: BLE001  # of strange outputs: the loss is measured without them
+            problem = f"the predictor could not be found in training_step ({type(error).__name__}: {error})"
+            self._function.findings = replace(known, outputs_problem=problem)
 
     def _find_predictor(self, calls: RecordedCalls, loss: Tensor) -> None:
         function, samples = self._function, self._batch.samples

@@ -299,7 +299,12 @@ def tensors_in(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Tensor]]:
             inside = value.items()
         elif isinstance(value, (tuple, list)):
             inside = enumerate(value)  # type: ignore[assignment]
-        elif hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and not callable(value):
+        elif (
+            hasattr(value, "__dict__")
+            and not isinstance(value, (type, nn.Module))
+            and not callable(value)
+            and "loss" not in type(value).__name__.lower()  # losses of each sample, as scvi's LossOutput has them
+        ):
             inside = ((f".{name}", item) for name, item in vars(value).items())  # type: ignore[assignment]
         else:
             return
