@@ -1,8 +1,8 @@
 """Give BatchNorm statistics that follow from the weights and some batches alone."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,6 @@ def hold_batch_statistics(
 
 
 def _note(found: list[Tensor], layer: _BatchNorm, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-    (x,) = args or kwargs.values()
+    x = next(iter((*args, *kwargs.values())))
     channels = x.to(layer.running_mean).transpose(0, 1).flatten(1)
     found.append(torch.stack([channels.mean(1), channels.var(1)]))
