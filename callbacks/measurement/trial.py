@@ -1,9 +1,10 @@
 """Try the loss on the first batch of the probe: find the loss and the predictor, or say what is missing."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
@@ -14,6 +15,7 @@ from lightning_normtheory.callbacks.measurement.function import RETURNS, Finding
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch, describe
 from lightning_normtheory.callbacks.step.manual_step import ManualStep
 from lightning_normtheory.callbacks.step.predictor import (
+    Call,
     CallOutput,
     RecordedCalls,
     captured_inputs,
@@ -62,19 +64,20 @@ class _Trial:
             self._try("predict", partial(function.outputs_of, self._batch))
         if not loss and function.user_predict is not None:
             return function.findings
-        calls = RecordedCalls()
+        failure: Exception | None = None
         try:
-            value = self._loss(calls)
+            chosen = self._choose()
         except Exception as error:
-            if is_out_of_memory(error):
-                return self._with_half(loss=loss)
-            if function.user_loss is not None:
+            if function.user_loss is not None and not is_out_of_memory(error):
                 raise self._refusal("loss", error) from error
-            problem = f"its training_step could not be tried ({type(error).__name__}: {error})"
+            failure = error.with_traceback(None)  # the traceback would keep the memory in use
+        if failure is not None and is_out_of_memory(failure):
+            return self._with_half(loss=loss)
+        if failure is not None:
+            problem = f"its training_step could not be tried ({type(failure).__name__}: {failure})"
             function.findings = Findings(loss_problem=problem, outputs_problem=problem)
-        else:
-            if function.user_predict is None and not function.findings.loss_problem:
-                self._try_to_find_predictor(calls, value)
+        elif function.user_predict is None and not function.findings.loss_problem:
+            self._try_predictor(chosen)
         if function.user_predict is not None:
             function.findings.outputs_problem = ""
         return function.findings
@@ -102,21 +105,27 @@ class _Trial:
             if not is_out_of_memory(error):
                 raise self._refusal(argument, error) from error
 
-    def _loss(self, calls: RecordedCalls) -> Tensor:
-        """Return the loss, and record the calls on the way to it."""
+    def _choose(self) -> "_Choice | str":
+        """Compute the loss, and choose the call whose output is the predictor; or say why there is none."""
         function = self._function
-        manual = function.user_loss is None and not function.model.automatic_optimization
-        if manual:
+        if function.user_loss is None and not function.model.automatic_optimization:
             self._find_losses()
             if function.findings.loss_problem:
-                return torch.zeros(())
+                return function.findings.loss_problem
+        calls = RecordedCalls()
         watching = calls.watching(function.model) if function.user_predict is None else nullcontext()
         data = function.on_device(self._batch)
         with function.fresh(self._batch), watching:
-            value = function.loss_on(data, self._batch.index)
-        require_graph(value, "a loss")
-        self._check_state(value.detach())
-        return value
+            loss = function.loss_on(data, self._batch.index)
+        require_graph(loss, "a loss")
+        value = loss.detach()
+        try:
+            found = _choice(calls.calls, loss, self._theta, self._batch.samples)
+        except Exception as error:  # noqa: BLE001  # of strange outputs: the loss is measured without them
+            found = f"the predictor could not be found in training_step ({type(error).__name__}: {error})"
+        del calls, loss  # and with them the graph
+        self._check_state(value)
+        return found
 
     def _check_state(self, first: Tensor) -> None:
         """Evaluate the loss again, and warn if it depends on what cannot be reset, or changes trained parameters."""
@@ -172,36 +181,25 @@ class _Trial:
 
     # -- the predictor -------------------------------------------------------------------------------------------------
 
-    def _try_to_find_predictor(self, calls: RecordedCalls, loss: Tensor) -> None:
-        known = self._function.findings
-        try:
-            self._find_predictor(calls, loss)
-        except Exception as error:  # noqa: BLE001  # of strange outputs: the loss is measured without them
-            problem = f"the predictor could not be found in training_step ({type(error).__name__}: {error})"
-            self._function.findings = replace(known, outputs_problem=problem)
-
-    def _find_predictor(self, calls: RecordedCalls, loss: Tensor) -> None:
-        function, samples = self._function, self._batch.samples
-        call = find_call(calls.calls, loss, self._theta, samples)
-        if call is None:
-            function.findings.outputs_problem = (
-                "training_step calls neither forward nor a submodule whose output the loss is computed from"
-            )
+    def _try_predictor(self, choice: "_Choice | str") -> None:
+        """Run the chosen call by itself."""
+        function = self._function
+        if isinstance(choice, str):
+            function.findings.outputs_problem = choice
             return
-        alike = [each for each in calls.calls if each.path == call.path]
-        arguments = next(each.arguments for each in alike if each.number == call.number)
-        chosen = replace(function.findings, call=call, predictor=call.describe(len(alike)))
-        function.findings = chosen
-        expected = self._output(call)
+        known = function.findings
+        function.findings = replace(known, call=choice.call, predictor=choice.description)
+        try:
+            with function.without_graph():
+                expected = self._output(choice.call)
+                repeatable = not choice.depends and self._repeats(choice.call, expected)
+        except Exception as error:  # noqa: BLE001  # reported with the diagnostics that need the outputs
+            function.findings = replace(known, outputs_problem=f"{choice.description} failed ({error})")
+            return
+        rows = choice.lengths.index(len(expected)) if repeatable and len(expected) in choice.lengths else None
         function.findings = replace(
-            chosen,
-            repeatable=not depends_on(arguments, self._theta) and self._repeats(call, expected),
-            as_samples=len(expected) == samples,
+            function.findings, repeatable=repeatable, rows_from=rows, as_samples=len(expected) == self._batch.samples
         )
-        inputs = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
-        if function.findings.repeatable:
-            rows = [i for i, x in enumerate(inputs) if x.dim() > 0 and len(x) == len(expected)]
-            function.findings.rows_from = rows[0] if rows else None
 
     def _output(self, call: CallOutput) -> Tensor:
         function = self._function
@@ -224,6 +222,32 @@ class _Trial:
             return False
         # The same operations on the same numbers; a device may add in another order.
         return again.shape == expected.shape and torch.allclose(again, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+class _Choice(NamedTuple):
+    """The call that is chosen, with all that is known without its graph.
+
+    Attributes:
+        depends: whether an argument of it depends on θ.
+        lengths: of the first axes of its tensor arguments; 0 for scalars.
+        description: in words.
+    """
+
+    call: CallOutput
+    depends: bool
+    lengths: list[int]
+    description: str
+
+
+def _choice(calls: Sequence[Call], loss: Tensor, theta: Sequence[Tensor], samples: int) -> _Choice | str:
+    call = find_call(calls, loss, theta, samples)
+    if call is None:
+        return "training_step calls neither forward nor a submodule whose output the loss is computed from"
+    alike = [each for each in calls if each.path == call.path]
+    arguments = next(each.arguments for each in alike if each.number == call.number)
+    tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
+    lengths = [len(x) if x.dim() > 0 else 0 for x in tensors]
+    return _Choice(call, depends_on(arguments, theta), lengths, call.describe(len(alike)))
 
 
 def example_of(data: Any, *, loss: bool, predict: bool) -> str:

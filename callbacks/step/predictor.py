@@ -15,6 +15,7 @@ from lightning_normtheory.autodiff.graph import leaves, nodes_from
 from lightning_normtheory.callbacks.step.manual_step import StopStep, replaced
 
 __all__ = [
+    "Call",
     "CallOutput",
     "RecordedCalls",
     "captured_inputs",
@@ -217,14 +218,14 @@ def _outermost(calls: Sequence[Call], fits: Callable[[Call], bool], theta: set[i
     """Return the calls that fit and are not inside one that fits, nor inside a module without θ, nor inside a criterion
     unless wanted."""
     found: list[Call] = []
-    for call in calls:
-        outer, parent = False, call.parent
-        while parent is not None and not outer:
-            outer = any(parent is other for other in found) or not _has_theta(parent, theta)
-            outer = outer or (not criteria and _is_criterion(parent))
-            parent = parent.parent
-        if not outer and fits(call):
+    closed: set[int] = set()  # calls, by id, of which the inner ones do not count
+    for call in calls:  # an outer call comes before the inner ones
+        inside = call.parent is not None and id(call.parent) in closed
+        if not inside and fits(call):
             found.append(call)
+            inside = True
+        if inside or not _has_theta(call, theta) or (not criteria and _is_criterion(call)):
+            closed.add(id(call))
     return found
 
 
