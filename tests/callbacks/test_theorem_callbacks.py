@@ -245,7 +245,7 @@ def test_ignored_labels_leave_the_complexity_and_say_why_there_is_no_bound(ignor
 
 def test_another_loss_has_a_complexity_and_no_bound():
     module = Regression(paper_network(8, 1, 1.0), loss=lambda f, y: (f - y).abs().mean())
-    with pytest.warns(UserWarning, match="no generalization bound"):
+    with pytest.warns(UserWarning, match="generalization_bound is not logged: the loss is neither"):
         measured = fit(RademacherBound(on_error="raise"), module, samples())
     assert math.isfinite(measured["rademacher_bound"])
     assert "generalization_bound" not in measured
