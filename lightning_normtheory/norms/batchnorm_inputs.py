@@ -109,9 +109,8 @@ def _symbolic_batch_norm() -> Iterator[None]:
 
     def symbolic(forward: Any) -> Any:
         def replacement(self: _BatchNorm, input: Any) -> Any:
-            if not isinstance(input, fx.Proxy):
-                return forward(self, input)
-            return F.batch_norm(input, None, None, training=True)
+            known = not isinstance(input, fx.Proxy)
+            return forward(self, input) if known else F.batch_norm(input, None, None, training=True)
 
         return replacement
 
