@@ -96,7 +96,8 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
             f"{_LAMBDA}_seconds": answer.seconds,
             **{_distance(name): edge - pair.value for name, edge in _edges(measurement).items()},
         }
-        if not pair.converged and not self._warned:
+        # A pair that has fewer products has an asymmetric Hessian, of which the solver warns.
+        if not pair.converged and pair.hvps >= self._options["max_hvps"] and not self._warned:
             self._warned = True
             self._warn_not_converged(pair)
         return metrics
