@@ -1,6 +1,6 @@
 """Fine-tuning: the head of a pretrained network is trained first, then its backbone is unfrozen.
 
-Only trainable weights are measured: all quantities of θ change their meaning with the second epoch.
+Only trainable weights are measured: from the third epoch on, θ and all that is computed from it include the backbone.
 """
 
 import pytorch_lightning as pl
