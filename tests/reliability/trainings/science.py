@@ -230,7 +230,7 @@ def molecules():
 
 
 @dataclass
-class LossOutput:
+class Elbo:
     loss: Tensor
     reconstruction_loss: Tensor
     kl_local: Tensor
@@ -260,7 +260,7 @@ class CellModule(nn.Module):
         generative = self.generative(inference["z"], inference["library"])
         reconstruction = -Poisson(generative["px_rate"]).log_prob(tensors["X"]).sum(-1)
         kl = kl_divergence(inference["qz"], Normal(0.0, 1.0)).sum(-1)
-        return inference, generative, LossOutput((reconstruction + kl_weight * kl).mean(), reconstruction, kl)
+        return inference, generative, Elbo((reconstruction + kl_weight * kl).mean(), reconstruction, kl)
 
 
 class Cells(Module):
