@@ -193,3 +193,17 @@ def test_every_forward_pass_begins_with_the_same_weights(dtype):
     found = empirical_ntk(model, x, dtype=dtype)
     exact = dense_kernel(copy.deepcopy(model).double(), x.double(), "trace")["kernel"]
     torch.testing.assert_close(found.kernel, exact, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:Some samples do not")
+def test_a_random_function_is_not_repeated_with_other_draws():
+    """λ_min is zero, since the inputs span two dimensions, but neither samples nor parameters are too few. From 16
+    numbers on, torch draws others in float64 than in float32."""
+    torch.manual_seed(0)
+    x = torch.randn(20, 2) @ torch.randn(2, 30)
+    model = Graph(lambda m, x: m.a(x * torch.randn(len(x), 1, dtype=x.dtype)), a=nn.Linear(30, 1, bias=False))
+    found = empirical_ntk(model, x)
+    assert found.near_floor
+    assert found.dtype == torch.float32
+    drawn = (x * torch.randn(20, 1, generator=torch.Generator().manual_seed(0))).double()
+    assert (found.kernel - drawn @ drawn.t()).norm() <= 1e-6 * found.lambda_max
