@@ -166,6 +166,11 @@ class TheoryInputs:
                 parts = function.parts_of(function.on_device(batch), batch.samples)
                 if parts is None or (y := parts[1].y) is None or (y.dim() > 1 and not y.is_floating_point()):
                     return None  # integers with several axes are labels of a sequence, or of pixels
+                if y.shape == parts[1].x.shape:
+                    with function.without_graph(), function.fresh(batch):
+                        outputs = function.outputs(function.model, parts[0])
+                    if outputs.numel() != y.numel():
+                        return None  # another view of the samples, not what f is to reproduce
                 found.append(y[:asked].cpu())
         return torch.cat(found) if len({y.shape[1:] for y in found}) == 1 else None
 

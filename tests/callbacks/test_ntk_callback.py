@@ -263,6 +263,19 @@ def test_labels_in_a_dict_are_used_if_they_are_told_apart(others, given, tmp_pat
         assert measured[f"{NTK}label_alignment"] == pairs[f"{NTK}label_alignment"]
 
 
+def test_a_second_view_is_not_taken_for_labels():
+    class OfViews(Seeded):
+        def training_step(self, batch, batch_idx):
+            first, second = batch
+            return (self(first) - self(second)).square().mean()
+
+    x, _ = tensors(20)
+    views = torch.utils.data.TensorDataset(x, x + 0.1)
+    measured = fit(NTKLeastEigenvalue(samples=20), OfViews(), data=torch.utils.data.DataLoader(views, 10))[1]
+    assert f"{NTK}label_alignment" not in measured  # used to be the alignment with the second view
+    assert measured[f"{NTK}lambda_max"] > 0
+
+
 def test_a_failure_does_not_stop_the_run():
     class Breaks(Seeded):
         def forward(self, x):
