@@ -113,6 +113,7 @@ class Curvature:
                     tol=tol,
                     max_hvps=max_hvps,
                     first=samples - batch.first,
+                    functional=function.user_predict is not None or function.findings.repeatable,
                 )
                 top = int(result.norms.argmax())
                 found = torch.tensor([float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64)

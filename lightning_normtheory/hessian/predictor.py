@@ -83,11 +83,14 @@ def predictor_hessian(
     max_hvps: int = 200,
     batch_stats: bool | None = None,
     first: int | None = None,
+    functional: bool = True,
 ) -> PredictorHessian:
     """Compute `predictor_hessian_norm` with residuals and cost instead of a warning.
 
     Args:
         first: measure only this many samples; the rest still enter the statistics of the batch.
+        functional: whether the model may be called with substituted parameters; False for one that writes to its own
+            parameters, which then are reset before each call.
     """
     check_options(method="lanczos", which="magnitude", tol=tol, max_hvps=max_hvps, memory="high")
     parameters = trainable_parameters(model)
@@ -97,7 +100,8 @@ def predictor_hessian(
         if n == 0:
             raise ValueError("Expected at least one sample, but the input holds none.")
         k, asked = together[0].numel(), n if first is None else min(first, n)
-        coupled = with_batch_statistics(model) or not _alone_as_together(model, parameters, x, together)
+        coupled = not functional or with_batch_statistics(model)
+        coupled = coupled or not _alone_as_together(model, parameters, x, together)
         del together
         reset_state()
         if not coupled:
