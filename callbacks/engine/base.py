@@ -122,7 +122,7 @@ class DiagnosticCallback(ReportingCallback):
             try:
                 diagnostic.check(pl_module)
             except NotApplicable as reason:
-                if not diagnostic.optional:
+                if not diagnostic.optional or len(self._diagnostics) == 1:
                     self._leave_out([diagnostic], str(reason))
             else:
                 self._active.append(diagnostic)

@@ -108,7 +108,7 @@ def test_batchnorm_without_a_known_feeding_layer_beside_others():
 
     with pytest.warns(
         UserWarning,
-        match="1 BatchNorm layers have inputs that could not be traced.*'net.0': it is fed by the argument 'x'",
+        match="1 BatchNorm layers normalize no layer's output.*'net.0': it is fed by the argument 'x'",
     ):
         trainer([MinWeightNorm()], max_epochs=1).fit(Partly(), loader())
     assert set(rows()[0]) == {

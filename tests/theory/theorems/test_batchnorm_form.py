@@ -167,6 +167,7 @@ def measurement_of(model, x, y, steps=10):
 
     return SimpleNamespace(
         model=model,
+        function=SimpleNamespace(model=model, chosen=False, theta={}),
         theory=SimpleNamespace(batchnorm_form=form, targets=targets),
         trainer=SimpleNamespace(global_step=steps),
         training_samples=None if dataset is None else len(dataset),
