@@ -44,7 +44,6 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     title = "certificate"
     key = _MEASURED
     metrics = (key,)
-    needs_outputs = True
 
     def __init__(self, samples: int = 128) -> None:
         if type(samples) is not int or samples < 1:
@@ -59,7 +58,8 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     # -- at fit start: check which theorems apply ----------------------------------------------------------------------
 
     def start(self, measurement: EpochMeasurement) -> None:
-        self._examine(measurement)
+        if not measurement.function.findings.outputs_problem:
+            self._examine(measurement)
         self._last = (measurement.loss, measurement.trainer.global_step)
 
     def _examine(self, measurement: EpochMeasurement) -> None:
@@ -84,6 +84,8 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     # -- every n-th epoch ----------------------------------------------------------------------------------------------
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+        if measurement.function.findings.outputs_problem:
+            return self._measured_rate(measurement)
         if not self._examined:
             self._examine(measurement)  # an iterable dataset, or no finite loss at the start
         problem, loss = measurement.theory.problem, measurement.theory.problem.loss
@@ -151,6 +153,9 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         loss, step = measurement.rsc.loss, measurement.trainer.global_step
         last, self._last, self.reasons = self._last, (loss, step), {}
         if last is None or step <= last[1]:
+            return {}
+        if len(measurement.trainer.optimizers) > 1:
+            self.reasons = {_MEASURED: "the trainer counts the steps of all its optimizers together"}
             return {}
         if not (math.isfinite(last[0]) and math.isfinite(loss)):
             return {_MEASURED: math.nan}

@@ -35,7 +35,7 @@ class MinWeightNormDiagnostic(Diagnostic):
             )
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
-        layers = self._layers
+        layers, self.reasons = self._layers, {}
         if measurement.function.chosen:
             theta = {id(p) for p in measurement.function.theta.values()}
             weights = [each for each in layers.weights if any(id(p) in theta for p in each.module.parameters())]

@@ -59,15 +59,17 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self._trained: int | None = None
         self._change_max = 0.0
         self._dgm: DGMForm | None = None
-        self._warned = False
+        self._warned = self._warned_of_outputs = False
 
     def start(self, measurement: EpochMeasurement) -> None:
+        self._warn_of_many_outputs(measurement)
         self._remember(measurement, measurement.kernels.tangent_kernel(self._samples, self._outputs))
         form = measurement.theory.dgm_form(self._samples)
         self._dgm = form if isinstance(form, DGMForm) else None
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         begin = time.perf_counter()
+        self._warn_of_many_outputs(measurement)
         found = measurement.kernels.tangent_kernel(self._samples, self._outputs)
         self._warn(found)
         metrics = {
@@ -124,6 +126,16 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             "ntk_threshold_distance": found.lambda_min - form.threshold,
         }
 
+    def _warn_of_many_outputs(self, measurement: EpochMeasurement) -> None:
+        """Warn before the work, not after it."""
+        found = measurement.function.findings.outputs
+        if found > _MANY_OUTPUTS and self._outputs != "sum" and not self._warned_of_outputs:
+            self._warned_of_outputs = True
+            warn(
+                f"The tangent kernel takes a backward pass for each of {found} outputs. The kernel of their sum,"
+                f" {self._names.get('outputs', 'outputs')}='sum', takes one; or measure every n-th epoch."
+            )
+
     def _warn(self, found: TangentKernel) -> None:
         if self._warned:
             return
@@ -134,11 +146,6 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         if found.deficiency:
             remedy = "Remove them from the training set" if found.duplicates else f"Use fewer {samples}"
             warn(f"{_LAMBDA} is zero, up to rounding. {found.deficiency}. {remedy}.")
-        if found.number_of_outputs > _MANY_OUTPUTS and self._outputs != "sum":
-            warn(
-                f"The tangent kernel takes a backward pass for each of {found.number_of_outputs} outputs. The kernel of"
-                f" their sum, {outputs}='sum', takes one; or measure every n-th epoch."
-            )
         if len(found.kernel) > _MANY_ROWS:
             warn(
                 f"The tangent kernel has {len(found.kernel)} rows: with its parts and the one in the checkpoint it "

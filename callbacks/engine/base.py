@@ -28,7 +28,7 @@ from lightning_normtheory.callbacks.measurement.trial import example_of, explore
 from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
 from lightning_normtheory.callbacks.samples.probe import Probe, describe
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
-from lightning_normtheory.callbacks.step.theta import ParameterChoice, check_choice, describe_choice
+from lightning_normtheory.callbacks.step.theta import ParameterChoice, check_choice, choose_parameters, describe_choice
 from lightning_normtheory.measuring.processes import FailedElsewhereError
 from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitialized
 
@@ -96,7 +96,8 @@ class DiagnosticCallback(ReportingCallback):
         self._diagnostics = self.make_diagnostics()
         self._validation_probe: ValidationProbe | None = None
         self._facts = KnownFacts()
-        self._findings, self._explored = Findings(), False
+        self._findings = Findings()
+        self._explored: tuple[str, ...] = ()  # the names of θ when loss and predictor were found
 
     def make_diagnostics(self) -> list[Diagnostic]:
         """Create the diagnostics for a new fit."""
@@ -111,7 +112,7 @@ class DiagnosticCallback(ReportingCallback):
         # Keep nothing of an earlier fit; a checkpoint is loaded after this hook.
         self._fit = FitState()
         self._facts = KnownFacts()
-        self._findings, self._explored = Findings(), False
+        self._findings, self._explored = Findings(), ()
         self._diagnostics = self.make_diagnostics()
         self._validation_probe = ValidationProbe(self.probe.samples, self.probe.seed)
         self._budget = TimeBudget(self.max_overhead)
@@ -136,6 +137,7 @@ class DiagnosticCallback(ReportingCallback):
             warnings.filterwarnings("ignore", message=rf".*self\.log\('{re.escape(self.prefix)}[/_].*sync_dist")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        choose_parameters(pl_module, trainer.optimizers, self.parameters)  # raises an error if the choice is wrong
         if self._needs_probe:
             with self._budget.spending():
                 self.probe.prepare(trainer)
@@ -174,7 +176,7 @@ class DiagnosticCallback(ReportingCallback):
     def _explore(self, function: MeasuredFunction) -> None:
         """Find loss and predictor. Leave out the diagnostics that need an unknown one, with one warning."""
         loss = any(diagnostic.needs_loss for diagnostic in self._active)
-        self._explored = True
+        self._explored = tuple(function.theta) if function.batches else ()
         self._findings = found = function.findings = explore(function, loss=loss)
         no_loss, no_outputs = bool(found.loss_problem), bool(found.outputs_problem)
         missing = [
@@ -184,7 +186,8 @@ class DiagnosticCallback(ReportingCallback):
             rank_zero_info(f"{self.prefix}: the predictor f is {found.predictor}.")
         if missing:
             data = function.batches[0].data
-            remedy = found.remedy or f"Pass {example_of(data, loss=no_loss, predict=no_outputs)}"
+            example = example_of(function.model, data, loss=no_loss, predict=no_outputs)
+            remedy = found.remedy or f"Pass {example}"
             reason = f"In {type(function.model).__name__}, {found.loss_problem or found.outputs_problem}."
             self._leave_out(missing, f"{reason} {remedy}. A batch is {describe(data)}.")
 
@@ -285,7 +288,8 @@ class DiagnosticCallback(ReportingCallback):
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         begin = time.perf_counter()
         measurement = self._measurement(trainer, pl_module)
-        if self._needs_probe and not self._explored and not self.probe.collecting:  # resumed at the end of an epoch
+        # Resumed at the end of an epoch, or layers were unfrozen: the inputs of the predictor may depend on them.
+        if self._needs_probe and not self.probe.collecting and self._explored != tuple(measurement.function.theta):
             self._explore(measurement.function)
         metrics: dict[str, float] = {}
         before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]

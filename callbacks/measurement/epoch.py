@@ -113,6 +113,9 @@ class EpochMeasurement:
                     metric.update(batch.samples, loss, loss_gradients, outputs, predictor_gradients)
         if alone:
             return result
+        failures = self.processes.sum(torch.tensor([float(bool(self.outputs_failure))]))
+        if float(failures) > 0:
+            self.outputs_failure = self.outputs_failure or "the outputs failed in another process"
         if not any(batch.counts for batch in function.batches):  # fewer batches than processes: add zeros
             metric.update(0, torch.zeros(()), [], 0, [])
         return metric.compute(), metric.cosine
@@ -121,7 +124,7 @@ class EpochMeasurement:
         self, batch: ProbeBatch, parameters: dict[str, nn.Parameter]
     ) -> tuple[float, Sequence[Tensor | None]]:
         """Return the number of outputs and the gradients of their sum; NaN if they are unknown or fail."""
-        if self.function.findings.outputs_problem or self.outputs_failure:
+        if self.function.findings.outputs_problem:
             return math.nan, []
         try:
             output = self.function.outputs_of(batch)
@@ -129,7 +132,7 @@ class EpochMeasurement:
         except Exception as error:
             if self._strict or is_out_of_memory(error):
                 raise
-            self.outputs_failure = f"the outputs failed: {type(error).__name__}: {error}"
+            self.outputs_failure = self.outputs_failure or f"the outputs failed: {type(error).__name__}: {error}"
             return math.nan, []
 
     @cached_property

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from lightning_normtheory.measuring.statistics import hold_batch_statistics
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import has_samples
 from lightning_normtheory.model.layers import batch_norm_layers, with_batch_statistics
+from lightning_normtheory.record.wording import join_names
 
 __all__ = [
     "RETURNS",
@@ -56,11 +57,13 @@ class Findings:
         loss_problem: why the loss is unknown; empty if it is known.
         outputs_problem: why the outputs are unknown; empty if they are known.
         losses: manual optimization: the numbers of the losses, among those handed to `backward`, that train θ.
+        loss_names: their names in the step.
         batch_idx: the ``batch_idx`` to pass to every step; ``None``: the number of the batch.
         call: the call whose output is the predictor; ``None``: it is the user's own function, or unknown.
         repeatable: whether the call depends on its arguments alone, and can be repeated outside of the step.
         rows_from: the number of the argument, among all tensors in them, that has a row for each row of the output.
         as_samples: whether the output has a row for each sample of the batch.
+        outputs: the number of outputs in each row; 0 if unknown.
         needs_graph: whether the loss cannot be computed without a graph, because it contains derivatives.
         predictor: the choice in words.
         remedy: what to pass for an unknown loss; empty: a loss function.
@@ -69,11 +72,13 @@ class Findings:
     loss_problem: str = ""
     outputs_problem: str = ""
     losses: tuple[int, ...] = ()
+    loss_names: tuple[str, ...] = ()
     batch_idx: int | None = None
     call: CallOutput | None = None
     repeatable: bool = False
     rows_from: int | None = None
     as_samples: bool = True
+    outputs: int = 0
     needs_graph: bool = False
     predictor: str = ""
     remedy: str = ""
@@ -280,14 +285,16 @@ class MeasuredFunction:
             return training_step_loss(self.model, data, index)
         wanted = self.findings.losses
         step = ManualStep(stop_after=max(wanted, default=0) + 1)
-        try:
+        with suppress(StopStep):
             self.manual_step(data, index, step)
-        except StopStep:
-            return torch.stack([step.losses[i].loss.reshape(()) for i in wanted]).sum()
-        raise RuntimeError(
-            f"Expected training_step to hand {max(wanted, default=0) + 1} losses to manual_backward, as on the first"
-            f" batch, but got {len(step.losses)}. Pass loss=, a function of the module and a batch."
-        )
+        handed = tuple(each.name for i, each in enumerate(step.losses) if i in wanted)
+        if handed != self.findings.loss_names:
+            raise RuntimeError(
+                f"Expected training_step to hand {join_names(self.findings.loss_names)} to manual_backward, as on the"
+                f" first batch, but got {join_names(each.name for each in step.losses) or 'no loss'}. Pass loss=, a"
+                " function of the module and a batch."
+            )
+        return torch.stack([step.losses[i].loss.reshape(()) for i in wanted]).sum()
 
     def manual_step(self, data: Any, index: int, step: ManualStep) -> None:
         """Run a training_step that optimizes manually, without training."""
@@ -341,12 +348,13 @@ class MeasuredFunction:
 
     def run_loss(self, data: Any) -> None:
         """Run the code that computes the loss. Its ``batch_idx`` is that of the trial."""
-        if self.user_loss is not None:
-            self.user_loss(self.model, data)
-        elif self.model.automatic_optimization:
-            call_training_step(self.model, data, 0)
-        else:
-            self.manual_step(data, 0, ManualStep())
+        with torch.enable_grad() if self.findings.needs_graph else nullcontext():
+            if self.user_loss is not None:
+                self.user_loss(self.model, data)
+            elif self.model.automatic_optimization:
+                call_training_step(self.model, data, 0)
+            else:
+                self.manual_step(data, 0, ManualStep())
 
     def samples_of(self, batch: ProbeBatch) -> SampleBatch:
         """Return the inputs of the predictor with the number of its samples, the rows of its output."""
@@ -372,13 +380,13 @@ class MeasuredFunction:
                 samples -= whole.samples
         return found
 
-    def parts_of(self, data: Any, samples: int) -> tuple[Any, BatchParts] | None:
-        """Return the predictor's inputs for a batch on the device with the input tensor and the targets in it.
+    def parts_of(self, data: Any, batch: ProbeBatch, samples: int) -> tuple[Any, BatchParts] | None:
+        """Return the predictor's inputs for the first samples of a batch, on the device, with the input tensor and the
+        targets in it.
 
         ``None`` if there is not exactly one input tensor, or not a row of outputs for each sample.
         """
-        self.reset_state()
-        with isolated_rng():
+        with self.fresh(batch):
             inputs = self.inputs_on(data)
         if inputs is data:
             parts = batch_parts(data, samples)
@@ -393,14 +401,13 @@ class MeasuredFunction:
 
         return inputs, BatchParts(x, other_tensor(data, x, samples), with_input)
 
-    def possible_targets(self, data: Any, samples: int) -> tuple[Any, list[Tensor]]:
-        """Return the predictor's inputs for a batch on the device, and the tensors that may be its targets: one if it
-        can be told by the form of the batch, else all that are no inputs."""
-        parts = self.parts_of(data, samples)
+    def possible_targets(self, data: Any, batch: ProbeBatch, samples: int) -> tuple[Any, list[Tensor]]:
+        """Return the predictor's inputs for the first samples of a batch, on the device, and the tensors that may be
+        its targets: one if it can be told by the form of the batch, else all that are no inputs."""
+        parts = self.parts_of(data, batch, samples)
         if parts is not None and parts[1].y is not None:
             return parts[0], [parts[1].y]
-        self.reset_state()
-        with isolated_rng():
+        with self.fresh(batch):
             inputs = self.inputs_on(data)
         used = [] if inputs is data else [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
         return inputs, other_tensors(data, used, samples)

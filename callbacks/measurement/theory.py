@@ -103,9 +103,11 @@ class TheoryInputs:
         function = self._function
         batch = function.all_batches[0]
         recorded = min(batch.samples, _RECORDED)
-        found = function.parts_of(some_samples(function.on_device(batch), batch.samples, slice(recorded)), recorded)
+        found = function.parts_of(
+            some_samples(function.on_device(batch), batch.samples, slice(recorded)), batch, recorded
+        )
         if found is None:
-            return opaque(f"the input cannot be identified in a batch ({describe(batch.data)})")
+            return opaque(f"the predictor's input is not a single tensor of a batch ({describe(batch.data)})")
         parts = found[1]
 
         def forward(x: Tensor) -> Tensor:
@@ -117,7 +119,7 @@ class TheoryInputs:
     def _x_norms(self) -> tuple[float, float]:
         """Return the smallest and the largest norm of an input of the probe."""
         function = self._function
-        found = [function.parts_of(function.on_device(batch), batch.samples) for batch in function.all_batches]
+        found = [function.parts_of(function.on_device(batch), batch, batch.samples) for batch in function.all_batches]
         norms = [input_norms(parts[1].x) for parts in found if parts is not None]
         together = torch.cat(norms) if len(norms) == len(found) else torch.tensor([math.nan])
         return float(together.min()), float(together.max())
@@ -133,9 +135,9 @@ class TheoryInputs:
         for batch in function.all_batches[:_LOSS_BATCHES]:
             n = min(batch.samples, _LOSS_SAMPLES)
             data = some_samples(function.on_device(batch), batch.samples, slice(n))
-            inputs, targets = function.possible_targets(data, n)
+            inputs, targets = function.possible_targets(data, batch, n)
             if not targets:
-                return "the loss is unknown: its batches have no targets beside the inputs"
+                return "the loss is unknown: no targets can be told from the inputs in its batches"
             with function.without_graph():
                 with function.fresh(batch):
                     if perturbed:
@@ -163,7 +165,7 @@ class TheoryInputs:
             for batch, asked in function.first(samples):
                 if function.user_predict is not None and isinstance(batch.data, (tuple, list)) and len(batch.data) > 2:
                     return None  # the user's function may read two inputs
-                parts = function.parts_of(function.on_device(batch), batch.samples)
+                parts = function.parts_of(function.on_device(batch), batch, batch.samples)
                 if parts is None or (y := parts[1].y) is None or (y.dim() > 1 and not y.is_floating_point()):
                     return None  # integers with several axes are labels of a sequence, or of pixels
                 if y.shape == parts[1].x.shape:
@@ -189,7 +191,7 @@ class TheoryInputs:
         inputs, outputs = [], []
         with function.measuring(), torch.no_grad():
             for batch, asked in function.first(samples):
-                parts = function.parts_of(function.on_device(batch), batch.samples)
+                parts = function.parts_of(function.on_device(batch), batch, batch.samples)
                 if parts is None:
                     return "the input cannot be identified in its batches"
                 inputs.append(parts[1].x[:asked].flatten(1))

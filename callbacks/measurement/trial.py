@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lightning_normtheory.callbacks.measurement.function import RETURNS, Findings, MeasuredFunction, call_training_step
@@ -93,9 +93,9 @@ class _Trial:
 
     def _refusal(self, argument: str, error: Exception) -> ValueError:
         return ValueError(
-            f"The {argument} of a probe batch ({describe(self._batch.data)}) could not be computed: "
-            f"{type(error).__name__}: {error}\nIf the model itself is right, pass {argument}=, a "
-            f"function of the module and a batch that returns {RETURNS[argument]}."
+            f"The function passed as {argument}= failed on a probe batch ({describe(self._batch.data)}): "
+            f"{type(error).__name__}: {error}\nExpected a function of the module and a batch that returns "
+            f"{RETURNS[argument]}."
         )
 
     def _try(self, argument: str, trial: Any) -> None:
@@ -139,18 +139,25 @@ class _Trial:
                 f"{step} itself changes trained parameters ({names[0]}{more}). Loss, gradient and Hessian are measured"
                 " at the values that it sets, starting from those at the end of the epoch."
             )
+        # Memory that is aligned differently, and kernels of other devices, may change the order of a sum.
+        rounding = max(16 * torch.finfo(first.dtype).eps, 0.0 if first.device.type == "cpu" else 1e-4)
+
+        def differs(second: Tensor) -> bool:
+            return abs(float(first) - float(second)) > rounding * abs(float(first))
+
         try:
             with torch.no_grad():
                 second = function.loss_of(self._batch)
-        except Exception:  # noqa: BLE001  # what fails again is left to the measurement, which reports it
+        except Exception:  # noqa: BLE001  # a loss that contains derivatives
+            second = None
+        if second is None or differs(second):
             try:
-                second = function.loss_of(self._batch).detach()
-            except Exception:  # noqa: BLE001
+                again = function.loss_of(self._batch).detach()
+            except Exception:  # noqa: BLE001  # what fails again is left to the measurement, which reports it
                 return
-            function.findings.needs_graph = True
-        # Memory that is aligned differently, and kernels of other devices, may change the order of a sum.
-        rounding = max(16 * torch.finfo(first.dtype).eps, 0.0 if first.device.type == "cpu" else 1e-4)
-        if abs(float(first) - float(second)) > rounding * abs(float(first)):
+            function.findings.needs_graph = second is None or not differs(again)
+            second = again
+        if differs(second):
             rank_zero_warn(
                 f"{step} gave {float(first):.6g}, and then {float(second):.6g} for the same batch, weights and random"
                 " numbers: it depends on state outside the module, which cannot be restored. Metrics of the loss"
@@ -169,15 +176,17 @@ class _Trial:
                 call_training_step(function.model, data, batch_idx)
             found = step.losses_for(self._theta)
             if not isinstance(found, str):
-                function.findings = Findings(losses=found, batch_idx=batch_idx)
+                names = tuple(step.losses[i].name for i in found)
+                function.findings = Findings(losses=found, loss_names=names, batch_idx=batch_idx)
                 return
             problem = problem or found
             if step.losses and len(step.used_by) > 1:  # every player was seen: another batch has nothing new
                 break
-        several = (
-            "Add a callback for each optimizer: parameters=0, prefix='first', and so on" if len(step.losses) > 1 else ""
-        )
-        function.findings = Findings(loss_problem=problem or "", outputs_problem=problem or "", remedy=several)
+        function.findings = Findings(loss_problem=problem or "", outputs_problem=problem or "")
+        if len(function.trainer.optimizers) > 1 and not function.chosen:
+            function.findings.remedy = (
+                "Add a callback for each optimizer: parameters=0, prefix='first' and parameters=1, prefix='second'"
+            )
 
     # -- the predictor -------------------------------------------------------------------------------------------------
 
@@ -198,7 +207,11 @@ class _Trial:
             return
         rows = choice.lengths.index(len(expected)) if repeatable and len(expected) in choice.lengths else None
         function.findings = replace(
-            function.findings, repeatable=repeatable, rows_from=rows, as_samples=len(expected) == self._batch.samples
+            function.findings,
+            repeatable=repeatable,
+            rows_from=rows,
+            as_samples=len(expected) == self._batch.samples,
+            outputs=expected[0].numel(),
         )
 
     def _output(self, call: CallOutput) -> Tensor:
@@ -242,7 +255,7 @@ class _Choice(NamedTuple):
 def _choice(calls: Sequence[Call], loss: Tensor, theta: Sequence[Tensor], samples: int) -> _Choice | str:
     call = find_call(calls, loss, theta, samples)
     if call is None:
-        return "training_step calls neither forward nor a submodule whose output the loss is computed from"
+        return "no call of forward or of a submodule was seen whose output the loss is computed from"
     alike = [each for each in calls if each.path == call.path]
     arguments = next(each.arguments for each in alike if each.number == call.number)
     tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
@@ -250,15 +263,19 @@ def _choice(calls: Sequence[Call], loss: Tensor, theta: Sequence[Tensor], sample
     return _Choice(call, depends_on(arguments, theta), lengths, call.describe(len(alike)))
 
 
-def example_of(data: Any, *, loss: bool, predict: bool) -> str:
+def example_of(module: nn.Module, data: Any, *, loss: bool, predict: bool) -> str:
     """Return arguments that would name what is missing, in the form of this batch.
 
     Example:
-        >>> example_of({"image": torch.zeros(2, 3), "label": torch.ones(2)}, loss=False, predict=True)
+        >>> batch = {"image": torch.zeros(2, 3), "label": torch.ones(2)}
+        >>> example_of(nn.Linear(3, 1), batch, loss=False, predict=True)
         "predict=lambda module, batch: module(batch['image'])"
+        >>> example_of(nn.Module(), batch, loss=False, predict=True)
+        "predict=lambda module, batch: outputs(module, batch['image'])"
     """
     names = [f"batch{key_path(keys)}" for keys, _ in tensors_in(data)][:2] or ["batch"]
-    output = f"module({names[0]})"
+    has_forward = getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"
+    output = f"module({names[0]})" if has_forward else f"outputs(module, {names[0]})"
     texts = []
     if loss:
         texts.append(f"loss=lambda module, batch: criterion({output}, {names[-1]})")

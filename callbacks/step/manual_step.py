@@ -4,10 +4,13 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from lightning_normtheory.autodiff.graph import leaves
 
@@ -56,29 +59,41 @@ class ManualStep:
         raw = list(trainer.optimizers)
         self._parameters = [[p for group in each.param_groups for p in group["params"]] for each in raw]
 
-        def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-            self._hand(loss, sys._getframe(1))
-
-        def backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-            self._hand(loss, sys._getframe(1))
+        def backward(
+            loss: Tensor, gradient: Tensor | None = None, *args: Any, inputs: Any = None, **kwargs: Any
+        ) -> None:
+            self._hand(loss, gradient, inputs, sys._getframe(1))
 
         with ExitStack() as stack:
-            stack.enter_context(replaced(vars(pl_module), "manual_backward", manual_backward))
+            stack.enter_context(replaced(vars(pl_module), "manual_backward", backward))
             stack.callback(setattr, Tensor, "backward", Tensor.backward)
             Tensor.backward = backward  # type: ignore[method-assign, assignment]
             for number, pair in enumerate(zip(raw, trainer.strategy._lightning_optimizers)):
-                for optimizer in pair:
+                for optimizer in (*pair, *_inner(pair[0])):
                     stack.enter_context(replaced(vars(optimizer), "step", self._step(number)))
                     stack.enter_context(replaced(vars(optimizer), "zero_grad", self._zero_grad(number)))
             for config in trainer.lr_scheduler_configs:
                 stack.enter_context(replaced(vars(config.scheduler), "step", lambda *args, **kwargs: None))
+            # A scaler of the user's own: the loss is measured as it is, and the scale does not grow.
+            stack.enter_context(patch.object(GradScaler, "scale", lambda scaler, outputs: outputs))
+            stack.enter_context(patch.object(GradScaler, "unscale_", lambda scaler, optimizer: None))
+            stack.enter_context(
+                patch.object(GradScaler, "step", lambda scaler, opt, *args, **kw: opt.step(*args, **kw))
+            )
+            stack.enter_context(patch.object(GradScaler, "update", lambda scaler, new_scale=None: None))
             yield
 
-    def _hand(self, loss: Tensor, frame: Any) -> None:
+    def _hand(self, loss: Tensor, gradient: Tensor | None, inputs: Any, frame: Any) -> None:
         reached = {id(leaf) for leaf in leaves(loss)}
+        if inputs is not None:
+            reached &= {id(x) for x in ([inputs] if isinstance(inputs, Tensor) else inputs)}
         names = [name for name, value in frame.f_locals.items() if value is loss and name.isidentifier()]
+        if gradient is not None:
+            loss = (loss * gradient).sum()
         self.losses.append(HandedLoss(loss, names[0] if names else f"loss {len(self.losses) + 1}"))
         for number, parameters in enumerate(self._parameters):
+            if all(p.grad is None for p in parameters):  # by zero_grad of a module
+                self._since_zero[number] = []
             if any(id(p) in reached for p in parameters):
                 self._since_zero.setdefault(number, []).append(len(self.losses) - 1)
             for p in parameters:  # the step may read the gradients
@@ -110,6 +125,8 @@ class ManualStep:
         ids = {id(p) for p in theta}
         owners = [number for number, mine in enumerate(self._parameters) if any(id(p) in ids for p in mine)]
         used = {self.used_by[number] for number in owners if self.used_by.get(number)}
+        if used and len(owners) > 1 and any(number not in self.used_by for number in owners):
+            return f"only some of the optimizers of these parameters step in this batch, on {self._describe()}"
         if not used:
             used = {(i,) for i, each in enumerate(self.losses) if any(id(leaf) in ids for leaf in leaves(each.loss))}
         if len(used) == 1:
@@ -124,6 +141,14 @@ class ManualStep:
             numbers = [str(number) for number, used in self.used_by.items() if i in used]
             texts.append(f"{each.name} (optimizer {' and '.join(numbers)})" if numbers else each.name)
         return ", ".join(texts)
+
+
+def _inner(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Iterate over the optimizers that an optimizer wraps, as SAM and Lookahead do."""
+    for value in vars(optimizer).values():
+        if isinstance(value, Optimizer):
+            yield value
+            yield from _inner(value)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -146,12 +146,10 @@ def captured_output(model: nn.Module, call: CallOutput, step: Callable[[], Any])
 
 def _captured(model: nn.Module, call: CallOutput, step: Callable[[], Any], *, before: bool) -> Any:
     calls = RecordedCalls((call.path, call.number), before=before)
-    try:
-        with calls.watching(model):
-            step()
-    except StopStep:
-        if calls.captured is not None:
-            return calls.captured
+    with suppress(StopStep), calls.watching(model):
+        step()
+    if calls.captured is not None:  # also if the user's code has caught the signal to stop
+        return calls.captured
     raise RuntimeError(
         f"Expected training_step to call {call.path or 'forward'} {call.number + 1} times, as on the first batch, but"
         " it did not. Pass predict=, a function of the module and a batch that returns the outputs."
@@ -198,13 +196,27 @@ def _find(calls: Sequence[Call], loss: Tensor | None, ids: set[int], samples: in
         if call.path == "" and usable(call) and not _inside_own(call):
             return of(call)
     for criteria in (False, True):  # a criterion may contain the model
-        candidates = _outermost(calls, lambda call: bool(usable(call)) and _may_predict(call, ids), ids, criteria)
-        ends = [{each[2] for each in usable(call)} for call in candidates]
-        upstream = [{node for end in each for node in nodes_from(end)} for each in ends]
-        for i, call in enumerate(candidates):
-            if not any(ends[i] & upstream[j] and not ends[i] & ends[j] for j in range(len(candidates)) if j != i):
-                return of(call)
+        candidates = _outermost(calls, usable, ids, samples, criteria)
+        first: Call | None = None
+        feeding: set[Any] = set()  # the nodes that later candidates are computed from
+        for call in reversed(candidates):
+            ends = {each[2] for each in usable(call)}
+            if not ends & feeding:
+                first = call
+            _add_nodes_before(ends, feeding)
+        if first is not None:
+            return of(first)
     return None
+
+
+def _add_nodes_before(ends: set[Any], found: set[Any]) -> None:
+    """Add the nodes that some nodes depend on, without going below those that are there already."""
+    stack = [node for end in ends for node, _ in end.next_functions]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            stack.extend(before for before, _ in node.next_functions)
 
 
 def _inside_own(call: Call) -> bool:
@@ -214,17 +226,22 @@ def _inside_own(call: Call) -> bool:
     return parent is not None
 
 
-def _outermost(calls: Sequence[Call], fits: Callable[[Call], bool], theta: set[int], criteria: bool) -> list[Call]:
-    """Return the calls that fit and are not inside one that fits, nor inside a module without θ, nor inside a criterion
-    unless wanted."""
+def _outermost(
+    calls: Sequence[Call], usable: Callable[[Call], list[Any]], theta: set[int], samples: int, criteria: bool
+) -> list[Call]:
+    """Return the calls that may predict and have usable outputs.
+
+    Not the calls inside one that has outputs, usable or not, or is a module without θ, or a criterion unless wanted.
+    """
     found: list[Call] = []
     closed: set[int] = set()  # calls, by id, of which the inner ones do not count
     for call in calls:  # an outer call comes before the inner ones
         inside = call.parent is not None and id(call.parent) in closed
-        if not inside and fits(call):
+        if not inside and usable(call) and _may_predict(call, theta):
             found.append(call)
-            inside = True
-        if inside or not _has_theta(call, theta) or (not criteria and _is_criterion(call)):
+        has_outputs = any(node is not None and _is_output(x, samples) for _, x, node in call.outputs)
+        criterion = _is_criterion(call)
+        if inside or not _has_theta(call, theta) or (not criteria if criterion else has_outputs):
             closed.add(id(call))
     return found
 

@@ -10,7 +10,16 @@ from torch.overrides import TorchFunctionMode
 from lightning_normtheory.architecture.calls import TorchCall, opaque_result, tracked_tensors
 from lightning_normtheory.architecture.entrywise import entrywise_step
 from lightning_normtheory.architecture.linear import affine_step, linear_step
-from lightning_normtheory.architecture.operations import Input, Opaque, Operation, Origin, evaluate, opaque, walk
+from lightning_normtheory.architecture.operations import (
+    Affine,
+    Input,
+    Opaque,
+    Operation,
+    Origin,
+    evaluate,
+    opaque,
+    walk,
+)
 
 __all__ = ["record_forward"]
 
@@ -57,6 +66,10 @@ def record_forward(model: nn.Module, x: Tensor, forward: Callable[[Tensor], Tens
         return opaque("the forward pass reads the values of the samples", (last,), last.shape)
     if any(isinstance(step, Opaque) for step in walk(last)):
         return last
+    if not x.is_floating_point() and any(
+        isinstance(source, Input) and not isinstance(step, Affine) for step in walk(last) for source in step.sources
+    ):
+        return opaque("the input is of integers that are no tokens of an embedding", (last,), last.shape)
     others_of = (0.75 * x.flip(0), -0.5 * x) if x.is_floating_point() else (x.flip(0), x.flip(tuple(range(x.dim()))))
     for others in others_of:
         if not _replays(model, call, last, others, len(recorder.trail)):

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
 
 from lightning_normtheory.measuring.interrupts import uninterrupted
@@ -235,7 +237,7 @@ def _slots(value: Any) -> list[str]:
 
 
 def _is_users_object(value: Any, datasets: bool) -> bool:
-    if isinstance(value, (nn.Module, Sampler, MethodType, CellType, functools.partial)):
+    if isinstance(value, (nn.Module, Sampler, LRScheduler, GradScaler, MethodType, CellType, functools.partial)):
         return True
     if isinstance(value, Dataset):
         return datasets

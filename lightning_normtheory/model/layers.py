@@ -151,7 +151,8 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def _keeps_statistics(module: nn.Module) -> bool:
-    return {"running_mean", "running_var"} <= module._buffers.keys() and not isinstance(module, _InstanceNorm)
+    # A ScriptModule's keys are a list.
+    return {"running_mean", "running_var"} <= set(module._buffers.keys()) and not isinstance(module, _InstanceNorm)
 
 
 def batch_norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:

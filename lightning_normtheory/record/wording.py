@@ -31,7 +31,8 @@ def first_lines(text: str, lines: int = 2, width: int = 400) -> str:
 
 
 def sentence(text: str) -> str:
-    """
+    """End a clause with a period, unless it was cut.
+
     Example:
         >>> sentence("the loss is unknown"), sentence("no such …")
         ('the loss is unknown.', 'no such …')

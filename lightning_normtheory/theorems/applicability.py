@@ -101,7 +101,12 @@ def check_theorems(problem: Problem, *, dgm: str = "", batchnorm: str = "") -> t
 
 def _activation_problems(problem: Problem) -> list[str]:
     """Return the violations of smoothness, which every form of the theorems needs."""
-    return [f"the activation {phi.name} is not smooth" for phi in problem.activations if math.isinf(phi.smoothness)]
+    unbounded = {"exp": "has unbounded derivatives"}
+    return [
+        f"the activation {phi.name} {unbounded.get(phi.name, 'is not smooth')}"
+        for phi in problem.activations
+        if math.isinf(phi.smoothness)
+    ]
 
 
 def _activation_differences(problem: Problem) -> list[str]:

@@ -92,7 +92,10 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss |
             logistic = F.binary_cross_entropy_with_logits(flat, shares, reduction="none").sum(1).mean()
             for scale in dict.fromkeys((1.0 / k, 1.0)):
                 candidates.append((KnownLoss("logistic", scale, terms=k), lambda s=scale: s * logistic))  # type: ignore[misc]
-    reason = "the loss is neither a square loss, nor a cross entropy, nor a logistic loss of outputs and targets"
+    reason = (
+        "the loss is neither a square loss, nor a cross entropy, nor a logistic loss of outputs and targets; a"
+        " regularizer in it counts"
+    )
     for logits in _logits(outputs, targets):
         classes = logits.shape[1]
         if int(targets.min()) < 0 or int(targets.max()) >= classes:

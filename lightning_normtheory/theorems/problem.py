@@ -50,7 +50,7 @@ class Problem:
             return found
         inside = {id(tensor) for tensor in found.tensors}
         others = [name for name, parameter in self.trained.items() if id(parameter) not in inside]
-        return f"{others[0]!r} is trained, but is not a weight or bias of a layer" if others else found
+        return f"{others[0]!r} is trained, but is not used as a weight or bias of a layer" if others else found
 
     @cached_property
     def complexity(self) -> Complexity | str:

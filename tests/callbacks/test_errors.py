@@ -172,7 +172,7 @@ def test_without_a_predictor_the_loss_is_measured():
         Functional("wn"),
         loader(collate_fn=collate),
         r"leaves out ntk_lambda_min, rademacher_bound, certificate_rate_measured\..*"
-        r"neither forward nor a submodule.*Pass predict=lambda module, batch: module\(batch\['image'\]\)\."
+        r"no call of forward or of a submodule.*Pass predict=lambda module, batch: module\(batch\['image'\]\)\."
         r" A batch is a dict \{'image': Tensor \(8, 6\)",
     )
     assert "loss=" not in message
@@ -186,8 +186,8 @@ def test_without_a_predictor_the_loss_is_measured():
     [
         (lambda module, batch: {"logits": module(batch[0])}, r"Expected a tensor.*but got a dict"),
         (lambda module, batch: module(batch[0]).argmax(1), r"floating-point outputs .* but got torch.int64"),
-        (lambda module, batch: module(batch[0], 3), "pass predict="),
-        (lambda module, batch: module(batch["x"]), "pass predict="),
+        (lambda module, batch: module(batch[0], 3), "passed as predict= failed"),
+        (lambda module, batch: module(batch["x"]), "passed as predict= failed"),
     ],
 )
 def test_a_predictor_that_fails(predict, match):

@@ -319,7 +319,7 @@ def test_the_eigenvalue_asks_for_no_outputs():
 
 def test_a_loss_without_a_graph_is_found_at_the_start():
     callback = HessianTopEigenvalue(loss=lambda module, batch: module(batch[0]).mean().detach())
-    with pytest.raises(ValueError, match=r"loss of a probe batch.*no graph. Look for detach\(\)"):
+    with pytest.raises(ValueError, match=r"passed as loss= failed on a probe batch.*no graph. Look for detach\(\)"):
         fit(callback, Descent())
 
 
