@@ -318,12 +318,14 @@ def tensors_in(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Tensor]]:
         elif isinstance(value, (tuple, list)):
             inside = enumerate(value)  # type: ignore[assignment]
         elif (
-            hasattr(value, "__dict__")
+            (hasattr(value, "__dict__") or dataclasses.is_dataclass(value))
             and not isinstance(value, (type, nn.Module))
             and not callable(value)
             and "loss" not in type(value).__name__.lower()  # losses of each sample, as scvi's LossOutput has them
         ):
-            inside = ((f".{name}", item) for name, item in vars(value).items())  # type: ignore[assignment]
+            # A dataclass with slots, as those of darts, has no __dict__.
+            names = vars(value) if hasattr(value, "__dict__") else [each.name for each in dataclasses.fields(value)]
+            inside = ((f".{name}", getattr(value, name, None)) for name in names)  # type: ignore[assignment]
         else:
             return
         for key, item in inside:

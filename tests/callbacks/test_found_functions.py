@@ -1,6 +1,7 @@
 """Loss and predictor as they are found in the training step, and the parameters in which they are differentiated."""
 
 import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +44,12 @@ def data(n=20, batch_size=8):
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(n, 4, generator=generator), torch.randint(3, (n,), generator=generator)
     return DataLoader(TensorDataset(x, y), batch_size)
+
+
+@dataclass(slots=True)
+class Forecast:
+    prediction: torch.Tensor
+    state: torch.Tensor | None
 
 
 def logits(net, x):
@@ -88,6 +95,11 @@ IDIOMS = {
             lambda net, x, y: SimpleNamespace(loss=ce(z := net.head(net.encoder(x)), y), logits=z),
         ),
         "the output .logits of forward",
+        logits,
+    ),
+    "forward returns a dataclass with slots": (
+        Net(lambda net, x, y: ce(net(x).prediction, y), lambda net, x: Forecast(net.head(net.encoder(x)), None)),
+        "the output .prediction of forward",
         logits,
     ),
     "two heads": (
