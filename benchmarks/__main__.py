@@ -4,7 +4,7 @@ import argparse
 
 from rich.console import Console
 
-from benchmarks import hessian, memory, ntk, overhead, trace
+from benchmarks import hessian, memory, ntk, overhead, trace, trainings
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
         "what",
         nargs="*",
         default=["hessian", "trace", "ntk", "memory", "overhead"],
-        help="hessian, trace, ntk, memory, overhead; default: all",
+        help="hessian, trace, ntk, memory, overhead; default: all of these; or trainings, those of other packages",
     )
     parser.add_argument(
         "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=overhead.STEPS, help="of each of these epochs; with fewer, their time is scaled up"
     )
+    parser.add_argument("--only", action="append", default=[], help="trainings whose name contains this; default: all")
     arguments = parser.parse_args()
     console = Console(width=130)
     chosen = arguments.case or [name for name in cases if name != "tiny"]
@@ -44,6 +45,8 @@ def main() -> None:
         console.print(memory.table())
     if "overhead" in arguments.what:
         console.print(overhead.table(arguments.epochs, arguments.steps))
+    if "trainings" in arguments.what:
+        print(trainings.table(arguments.only))
 
 
 if __name__ == "__main__":
