@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from lightning_normtheory.callbacks.measurement.batch_parts import BatchParts, batch_parts, other_tensor, other_tensors
 from lightning_normtheory.callbacks.measurement.ranks import processes_of
 from lightning_normtheory.callbacks.samples.probe import Probe, ProbeBatch, describe
-from lightning_normtheory.callbacks.step.manual_step import ManualStep, StopStep
+from lightning_normtheory.callbacks.step.manual_step import ManualStep, StopStep, with_inner
 from lightning_normtheory.callbacks.step.predictor import CallOutput, captured_inputs, captured_output
 from lightning_normtheory.callbacks.step.silence import muted
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, choose_parameters
@@ -175,7 +175,9 @@ class MeasuredFunction:
         error: Exception | None = None
         batch_stats = self.independent_stats if independent else self._batch_stats
         # A step may also change these, outside the module. The optimizer's tensors change in its own step only.
-        around = Snapshot([optimizer.param_groups for optimizer in self.trainer.optimizers], arrays=False)
+        optimizers = [each for optimizer in self.trainer.optimizers for each in with_inner(optimizer)]
+        states = [] if self.model.automatic_optimization else [optimizer.state for optimizer in optimizers]
+        around = Snapshot([optimizer.param_groups for optimizer in optimizers], states, arrays=False)
         should_stop = self.trainer.should_stop
         try:
             with (

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_normtheory.autodiff.graph import leaves
 
-__all__ = ["HandedLoss", "ManualStep", "StopStep", "replaced"]
+__all__ = ["HandedLoss", "ManualStep", "StopStep", "replaced", "with_inner"]
 
 
 class StopStep(BaseException):
@@ -69,18 +69,19 @@ class ManualStep:
             stack.callback(setattr, Tensor, "backward", Tensor.backward)
             Tensor.backward = backward  # type: ignore[method-assign, assignment]
             for number, pair in enumerate(zip(raw, trainer.strategy._lightning_optimizers)):
-                for optimizer in (*pair, *_inner(pair[0])):
+                for optimizer in (pair[1], *with_inner(pair[0])):
                     stack.enter_context(replaced(vars(optimizer), "step", self._step(number)))
                     stack.enter_context(replaced(vars(optimizer), "zero_grad", self._zero_grad(number)))
             for config in trainer.lr_scheduler_configs:
                 stack.enter_context(replaced(vars(config.scheduler), "step", lambda *args, **kwargs: None))
             # A scaler of the user's own: the loss is measured as it is, and the scale does not grow.
-            stack.enter_context(patch.object(GradScaler, "scale", lambda scaler, outputs: outputs))
-            stack.enter_context(patch.object(GradScaler, "unscale_", lambda scaler, optimizer: None))
-            stack.enter_context(
-                patch.object(GradScaler, "step", lambda scaler, opt, *args, **kw: opt.step(*args, **kw))
-            )
-            stack.enter_context(patch.object(GradScaler, "update", lambda scaler, new_scale=None: None))
+            scaling = {
+                "scale": lambda scaler, outputs: outputs,
+                "unscale_": lambda scaler, optimizer: None,
+                "step": lambda scaler, optimizer, *args, **kwargs: optimizer.step(*args, **kwargs),
+                "update": lambda scaler, new_scale=None: None,
+            }
+            stack.enter_context(patch.multiple(GradScaler, **scaling))
             yield
 
     def _hand(self, loss: Tensor, gradient: Tensor | None, inputs: Any, frame: Any) -> None:
@@ -94,7 +95,8 @@ class ManualStep:
         for number, parameters in enumerate(self._parameters):
             if all(p.grad is None for p in parameters):  # by zero_grad of a module
                 self._since_zero[number] = []
-            if any(id(p) in reached for p in parameters):
+            # If all are frozen, because θ is another player's, their graph is not there to tell.
+            if any(id(p) in reached for p in parameters) or not any(p.requires_grad for p in parameters):
                 self._since_zero.setdefault(number, []).append(len(self.losses) - 1)
             for p in parameters:  # the step may read the gradients
                 if p.grad is None:
@@ -120,7 +122,7 @@ class ManualStep:
         """Return the numbers of the losses whose sum trains the parameters θ, or why they are not known.
 
         They are those that the optimizers of θ step on; if none of these steps, as while gradients accumulate, the only
-        loss that reaches θ.
+        loss that reaches θ and that no other optimizer steps on.
         """
         ids = {id(p) for p in theta}
         owners = [number for number, mine in enumerate(self._parameters) if any(id(p) in ids for p in mine)]
@@ -128,7 +130,9 @@ class ManualStep:
         if used and len(owners) > 1 and any(number not in self.used_by for number in owners):
             return f"only some of the optimizers of these parameters step in this batch, on {self._describe()}"
         if not used:
-            used = {(i,) for i, each in enumerate(self.losses) if any(id(leaf) in ids for leaf in leaves(each.loss))}
+            others = {i for numbers in self.used_by.values() for i in numbers}
+            free = [(i, each.loss) for i, each in enumerate(self.losses) if i not in others]
+            used = {(i,) for i, loss in free if any(id(leaf) in ids for leaf in leaves(loss))}
         if len(used) == 1:
             return used.pop()
         if not used:
@@ -143,12 +147,12 @@ class ManualStep:
         return ", ".join(texts)
 
 
-def _inner(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """Iterate over the optimizers that an optimizer wraps, as SAM and Lookahead do."""
+def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Iterate over an optimizer and those that it wraps, as SAM and Lookahead do."""
+    yield optimizer
     for value in vars(optimizer).values():
         if isinstance(value, Optimizer):
-            yield value
-            yield from _inner(value)
+            yield from with_inner(value)
 
 
 @contextmanager

@@ -116,11 +116,10 @@ def poisoned_statistics(folder: Path, buffer: str, value: float) -> Outcome:
     watched = fit(folder / "watched", [NormTheory()], module=module, users=users())
     check.training(watched, fit(folder / "bare", module=module, users=users()))
     rows, expected = watched.rows, reference.rows
-    check.holds("epoch 1, ntk_lambda_min is finite, with a fault in it", not math.isfinite(rows[1]["ntk_lambda_min"]))
+    check.holds("epoch 1, batchnorm_epsilon is right, with a fault in it", rows[1] != expected[1])
     trained = [name for name in expected[1] if not name.startswith(RUNNING)]
     expected[1] = {name: expected[1][name] for name in trained}
     check.rows(rows, expected)
-    check.reports(watched, "normtheory/ntk_lambda_min")
     check.resumed(watched, bare, lambda: [NormTheory()], module=module)
     return check.outcome
 

@@ -172,8 +172,8 @@ def test_what_cannot_be_restored_is_said_once():
     with torch.no_grad():
         value = float(module.double()(probe()[0][0]).square().mean())
     (message,) = messages(module)
-    # The first trial is the second call.
-    assert f"training_step gave {value / 2:.6g}, and then {value / 3:.6g}" in message
+    # The second call is without a graph, the third shows that this is not the reason.
+    assert f"training_step gave {value:.6g}, and then {value / 3:.6g}" in message
     assert "outside the module" in message
     assert message.count("\n") <= 2
 

@@ -270,7 +270,9 @@ def test_layers_with_one_label():
     model = nn.ModuleDict(
         {"a": nn.ModuleDict({"b_c": nn.BatchNorm1d(2)}), "a_b": nn.ModuleDict({"c": nn.BatchNorm1d(2)})}
     )
-    measurement = SimpleNamespace(model=model, theory=SimpleNamespace(batchnorm_form=lambda samples: "no"))
+    function = SimpleNamespace(model=model, chosen=False, theta={})
+    theory = SimpleNamespace(batchnorm_form=lambda samples: "no")
+    measurement = SimpleNamespace(model=model, function=function, theory=theory)
     metrics = BatchNormTheoryDiagnostic().measure(measurement)
     assert set(metrics) == {"batchnorm_epsilon", "layers/batchnorm_epsilon__a_b_c", "layers/batchnorm_epsilon__a_b_c_"}
 
