@@ -59,7 +59,8 @@ class CallOutput(NamedTuple):
 
     def select(self, output: Any) -> Tensor:
         """Return the part of a call's output that counts, with the samples in front."""
-        found = [_get(output, part.keys).movedim(part.axis, 0) for part in self.parts]
+        tensors = [(_get(output, part.keys), part.axis) for part in self.parts]
+        found = [x.movedim(axis, 0) if axis else x for x, axis in tensors]  # a bound does not see through a movement
         return found[0] if len(found) == 1 else torch.cat([each.reshape(len(each), -1) for each in found], 1)
 
     def describe(self, calls: int) -> str:
