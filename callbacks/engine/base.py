@@ -31,6 +31,7 @@ from lightning_normtheory.callbacks.samples.validation_probe import ValidationPr
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, check_choice, choose_parameters, describe_choice
 from lightning_normtheory.measuring.processes import FailedElsewhereError
 from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitialized
+from lightning_normtheory.record.wording import join_names
 
 __all__ = ["DiagnosticCallback"]
 
@@ -183,7 +184,8 @@ class DiagnosticCallback(ReportingCallback):
             each for each in self._active if (each.needs_loss and no_loss) or (each.needs_outputs and no_outputs)
         ]
         if found.predictor:
-            rank_zero_info(f"{self.prefix}: the predictor f is {found.predictor}.")
+            beside = f" The loss also uses {join_names(found.beside)}, which f does not." if found.beside else ""
+            rank_zero_info(f"{self.prefix}: the predictor f is {found.predictor}.{beside}")
         if missing:
             data = function.batches[0].data
             example = example_of(function.model, data, loss=no_loss, predict=no_outputs)

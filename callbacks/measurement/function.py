@@ -66,6 +66,7 @@ class Findings:
         outputs: the number of outputs in each row; 0 if unknown.
         needs_graph: whether the loss cannot be computed without a graph, because it contains derivatives.
         predictor: the choice in words.
+        beside: the names of the parameters that the loss depends on and the predictor does not.
         remedy: what to pass for an unknown loss; empty: a loss function.
     """
 
@@ -81,6 +82,7 @@ class Findings:
     outputs: int = 0
     needs_graph: bool = False
     predictor: str = ""
+    beside: tuple[str, ...] = ()
     remedy: str = ""
 
 

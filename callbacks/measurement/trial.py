@@ -1,6 +1,6 @@
 """Try the loss on the first batch of the probe: find the loss and the predictor, or say what is missing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,6 +11,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lightning_normtheory.autodiff.graph import leaves, leaves_from
 from lightning_normtheory.callbacks.measurement.function import RETURNS, Findings, MeasuredFunction, call_training_step
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch, describe
 from lightning_normtheory.callbacks.step.manual_step import ManualStep
@@ -120,7 +121,7 @@ class _Trial:
         require_graph(loss, "a loss")
         value = loss.detach()
         try:
-            found = _choice(calls.calls, loss, self._theta, self._batch.samples)
+            found = _choice(calls.calls, loss, function.theta, self._batch.samples)
         except Exception as error:  # noqa: BLE001  # of strange outputs: the loss is measured without them
             found = f"the predictor could not be found in training_step ({type(error).__name__}: {error})"
         del calls, loss  # and with them the graph
@@ -197,7 +198,7 @@ class _Trial:
             function.findings.outputs_problem = choice
             return
         known = function.findings
-        function.findings = replace(known, call=choice.call, predictor=choice.description)
+        function.findings = replace(known, call=choice.call, predictor=choice.description, beside=choice.beside)
         try:
             with function.without_graph():
                 expected = self._output(choice.call)
@@ -244,23 +245,29 @@ class _Choice(NamedTuple):
         depends: whether an argument of it depends on θ.
         lengths: of the first axes of its tensor arguments; 0 for scalars.
         description: in words.
+        beside: the names of the parameters that the loss depends on and its output does not.
     """
 
     call: CallOutput
     depends: bool
     lengths: list[int]
     description: str
+    beside: tuple[str, ...]
 
 
-def _choice(calls: Sequence[Call], loss: Tensor, theta: Sequence[Tensor], samples: int) -> _Choice | str:
-    call = find_call(calls, loss, theta, samples)
+def _choice(calls: Sequence[Call], loss: Tensor, theta: Mapping[str, Tensor], samples: int) -> _Choice | str:
+    call = find_call(calls, loss, theta.values(), samples)
     if call is None:
         return "no call of forward or of a submodule was seen whose output the loss is computed from"
     alike = [each for each in calls if each.path == call.path]
-    arguments = next(each.arguments for each in alike if each.number == call.number)
+    chosen = next(each for each in alike if each.number == call.number)
+    arguments = chosen.arguments
+    used = {id(leaf) for _, _, node in chosen.outputs if node is not None for leaf in leaves_from(node)}
+    reached = {id(leaf) for leaf in leaves(loss)} - used
+    beside = tuple(name for name, p in theta.items() if id(p) in reached)
     tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
     lengths = [len(x) if x.dim() > 0 else 0 for x in tensors]
-    return _Choice(call, depends_on(arguments, theta), lengths, call.describe(len(alike)))
+    return _Choice(call, depends_on(arguments, theta.values()), lengths, call.describe(len(alike)), beside)
 
 
 def example_of(module: nn.Module, data: Any, *, loss: bool, predict: bool) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = ["leaves", "nodes", "nodes_from", "refuse_reentrant_checkpoints"]
+__all__ = ["leaves", "leaves_from", "nodes", "nodes_from", "refuse_reentrant_checkpoints"]
 
 
 def nodes(value: Tensor) -> Iterator[Any]:
@@ -42,8 +42,13 @@ def leaves(value: Tensor) -> Iterator[Tensor]:
         >>> [leaf is x for leaf in leaves((x * x).exp())]
         [True]
     """
-    for node in nodes(value):
-        variable = getattr(node, "variable", None)
+    return leaves_from(value.grad_fn)
+
+
+def leaves_from(node: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors with respect to which the value of a node can be differentiated."""
+    for each in nodes_from(node):
+        variable = getattr(each, "variable", None)
         if variable is not None:
             yield variable
 

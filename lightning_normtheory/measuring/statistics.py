@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_normtheory.model.layers import batch_norm_layers
 
 __all__ = ["hold_batch_statistics"]
 
@@ -42,10 +43,10 @@ def hold_batch_statistics(
         >>> layer.running_mean.tolist(), layer.training
         ([0.0], True)
     """
-    modules = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    modules = batch_norm_layers(model).values()
     # Any: to the type checker, the statistics may be missing.
     held: list[Any] = [layer for layer in modules if layer.training and layer.running_mean is not None]
-    sums = [torch.zeros(2, layer.num_features, dtype=torch.float64) for layer in held]
+    sums = [torch.zeros(2, layer.running_mean.numel(), dtype=torch.float64) for layer in held]
     weights = [0] * len(held)
     for forward, samples in passes if held else ():
         reset_state()
@@ -73,7 +74,7 @@ def hold_batch_statistics(
             layer.running_var.copy_(variance)
 
 
-def _note(found: list[Tensor], layer: _BatchNorm, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+def _note(found: list[Tensor], layer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
     x = next(iter((*args, *kwargs.values())))
     channels = x.to(layer.running_mean).transpose(0, 1).flatten(1)
     found.append(torch.stack([channels.mean(1), channels.var(1)]))

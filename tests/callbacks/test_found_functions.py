@@ -170,6 +170,14 @@ def test_the_predictor_is_what_the_step_computes(idiom):
     assert float(metrics["normtheory/ntk_lambda_max"]) == pytest.approx(float(largest), rel=1e-4)
 
 
+def test_parameters_that_the_loss_uses_beside_the_predictor_are_named():
+    net = Net(lambda net, x, y: ce(functional.linear(net.encoder(x), net.head.weight), y))
+    callback = RSCRatio(on_error="raise")
+    trainer([callback], max_epochs=1).fit(net, data())
+    assert callback._findings.predictor == "the output of encoder"
+    assert callback._findings.beside == ("head.weight",)
+
+
 # -- several players ---------------------------------------------------------------------------------------------------
 
 
