@@ -27,7 +27,9 @@ class BoundChecks(Checks):
             return
         self.row.at_least("rademacher_bound", self._complexity_of_one(), EPS)
         key = "x" if self.plan.dict_batches else 0
-        norms = [batch[key].flatten(1).norm(dim=1).max() for batch in dense.batches]
+        inputs = [batch[key].flatten(1) for batch in dense.batches]
+        # Tokens are unit vectors.
+        norms = [(x if x.is_floating_point() else torch.ones_like(x).double()).norm(dim=1).max() for x in inputs]
         self.close("rademacher_x_norm", float(max(norms)))
         if "generalization_bound" in self.row:
             self._generalization_bound(train)

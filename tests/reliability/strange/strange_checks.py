@@ -1,6 +1,7 @@
 """Every number that a strange model logs, beside its dense reference."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,11 +158,13 @@ class Checks:
                 self.row.require(of["direction"] + of["length"] <= CLOSE, f"no parts of {layer}: {of}")
 
     def alignment(self, kernel: Tensor) -> None:
-        pair = not self.plan.dict_batches and not self.plan.second_input
-        if not pair:
-            self.row.require("ntk_label_alignment" not in self.row, "the labels of what is no pair (x, y) are aligned")
+        if self.plan.second_input:
+            self.row.require("ntk_label_alignment" not in self.row, "a second input is taken for labels")
             return
-        y = torch.cat([batch[-1] for batch in self.now.batches])[: len(kernel)]
+        key: Any = "y" if self.plan.dict_batches else -1
+        if self.plan.dict_batches and "ntk_label_alignment" not in self.row:
+            return  # a predictor that is given may read either of two tensors of numbers
+        y = torch.cat([batch[key] for batch in self.now.batches])[: len(kernel)]
         y = torch.eye(self.plan.outputs, dtype=torch.float64)[y] if y.dim() == 1 else y
         centring = torch.eye(len(y), dtype=torch.float64) - 1 / len(y)
         k, labels = centring @ kernel @ centring, centring @ y @ y.t() @ centring

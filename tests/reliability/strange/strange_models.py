@@ -192,14 +192,8 @@ class StrangeModel:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What a user would have to pass."""
-        plan = self.plan
-        needed: dict[str, Any] = {}
-        if plan.second_input or plan.dict_batches or plan.returns != "tensor":
-            needed["predict"] = StrangeModule.outputs
-        if plan.manual:
-            needed["loss"] = StrangeModule.loss_of
-        return needed
+        """What a user may pass: nothing, and for some seeds the functions that are to be found."""
+        return {} if self.seed % 4 else {"predict": StrangeModule.outputs, "loss": StrangeModule.loss_of}
 
     @property
     def describe(self) -> str:
