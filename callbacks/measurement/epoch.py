@@ -17,6 +17,7 @@ from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.progress import tick
+from lightning_normtheory.record.wording import first_lines
 from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
 
 __all__ = ["EpochMeasurement"]
@@ -132,7 +133,7 @@ class EpochMeasurement:
         except Exception as error:
             if self._strict or is_out_of_memory(error):
                 raise
-            self.outputs_failure = self.outputs_failure or f"the outputs failed: {type(error).__name__}: {error}"
+            self.outputs_failure = self.outputs_failure or first_lines(f"{type(error).__name__}: {error}")
             return math.nan, []
 
     @cached_property

@@ -65,6 +65,10 @@ class _Trial:
             self._try("predict", partial(function.outputs_of, self._batch))
         if not loss and function.user_predict is not None:
             return function.findings
+        if not self._theta:
+            frozen = "it has no trainable parameter"
+            function.findings = Findings(loss_problem=frozen, outputs_problem=frozen)
+            return function.findings
         failure: Exception | None = None
         try:
             chosen = self._choose()

@@ -130,7 +130,8 @@ class Probe:
         self.collecting = False
         loaders, structure = tree_flatten(iterables)
         populations = [find_population(loader, limit, trainer.world_size) for loader in loaders]
-        self.training_samples = _count(loaders, populations)
+        if not restored or self.training_samples is None:  # a sampler resumed in mid-epoch gives the rest of it only
+            self.training_samples = _count(loaders, populations)
         if restored and self._batches:
             self.collecting = bool(self._restored_data)
             return  # the checkpoint holds copies
@@ -139,6 +140,7 @@ class Probe:
             self._start_collecting()
             return
         if not (restored and self._fits(loaders)):
+            self.training_samples = _count(loaders, populations)
             draws = [population.draw(self.samples, self.seed) for population in known]
             self._chunks = [_cut(loader, indices) for loader, indices in zip(loaders, draws)]
         read = self._read_all(loaders, trainer)
@@ -238,7 +240,12 @@ class Probe:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the indices; for an iterable dataset, which has none, the samples themselves."""
-        state: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "chunks": copy.deepcopy(self._chunks)}
+        state: dict[str, Any] = {
+            "samples": self.samples,
+            "seed": self.seed,
+            "chunks": copy.deepcopy(self._chunks),
+            "training_samples": self.training_samples,
+        }
         # While collecting, one process of several does not know the copies of the other ones.
         if self._batches and not self._chunks and (not self.collecting or self._alone):
             if all(_is_plain(batch.data) for batch in self._batches):
@@ -259,6 +266,7 @@ class Probe:
             )
             return
         self._chunks = copy.deepcopy(state["chunks"])
+        self.training_samples = state.get("training_samples")
         self._batches = [ProbeBatch(data, samples, transferred=True) for data, samples in state.get("batches", [])]
         self._restored_data = [batch.data for batch in self._batches] if state.get("collecting") else []
         self._restored, self._source = True, None

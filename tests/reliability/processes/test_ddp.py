@@ -78,7 +78,11 @@ def test_a_failure_in_one_process_is_a_nan_in_both_and_no_deadlock(tmp_path):
     callback = RSCRatio(predict=FailsOnRankOne())
     fit = trainer([callback], max_epochs=2, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
     fit.fit(StandingStill("wn"), loader())
-    assert [math.isnan(row["normtheory/rsc_ratio"]) for row in rows(tmp_path).values()] == [True, True]
+    found = rows(tmp_path).values()
+    assert [math.isnan(row["normtheory/mean_predictor_grad_norm_sq"]) for row in found] == [True, True]
+    assert [math.isfinite(row["normtheory/rsc_ratio"]) for row in found] == [True, True]  # needs no outputs
+    (path,) = tmp_path.rglob("normtheory.jsonl")
+    assert "the outputs failed in another process" in path.read_text()
 
 
 def test_an_iterable_dataset_in_two_processes(tmp_path):
