@@ -33,7 +33,9 @@ def test_every_example_is_listed_and_tested():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("vae", "vocoder"))) for name in EXPECTED]
+)
 def test_an_example_runs_and_measures(name, capsys):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     printed = capsys.readouterr().out

@@ -22,7 +22,8 @@ def first_of(names):
     return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
 
 
-@pytest.mark.parametrize("model", first_of(MODELS))
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
 def test_no_epoch_leaves_anything_behind_and_training_is_that_of_the_bare_run(tmp_path, model):
     outcome, _ = soak_one("epochs", model, 15, tmp_path)
     assert outcome == (15 * (len(COUNTED) + 1), ())

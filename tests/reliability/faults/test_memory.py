@@ -95,7 +95,9 @@ def measured(folder, callback, module, **arguments):
 
 
 @pytest.mark.parametrize("callback", METRICS)
-@pytest.mark.parametrize("always", [False, True], ids=["gradients", "values, too"])
+@pytest.mark.parametrize(
+    "always", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["gradients", "values, too"]
+)
 def test_a_diagnostic_in_smaller_batches_gives_the_same_number(callback, always, tmp_path):
     little = measured(tmp_path / "little", callback, Narrow(always=always), on_error="raise")
     enough = measured(tmp_path / "enough", callback, Narrow(samples=10**6), on_error="raise")
