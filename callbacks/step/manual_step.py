@@ -75,7 +75,7 @@ class ManualStep:
             for config in trainer.lr_scheduler_configs:
                 stack.enter_context(replaced(vars(config.scheduler), "step", lambda *args, **kwargs: None))
             # A scaler of the user's own: the loss is measured as it is, and the scale does not grow.
-            scaling = {
+            scaling: dict[str, Any] = {
                 "scale": lambda scaler, outputs: outputs,
                 "unscale_": lambda scaler, optimizer: None,
                 "step": lambda scaler, optimizer, *args, **kwargs: optimizer.step(*args, **kwargs),
