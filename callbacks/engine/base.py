@@ -292,7 +292,10 @@ class DiagnosticCallback(ReportingCallback):
         measurement = self._measurement(trainer, pl_module)
         # Resumed at the end of an epoch, or layers were unfrozen: the inputs of the predictor may depend on them.
         if self._needs_probe and not self.probe.collecting and self._explored != tuple(measurement.function.theta):
-            self._explore(measurement.function)
+            try:
+                self._explore(measurement.function)
+            except Exception as error:  # noqa: BLE001  # of the user's functions, which have worked before
+                self._warn_of("Loss and predictor could not be found again", error)
         metrics: dict[str, float] = {}
         before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
         try:
