@@ -14,11 +14,8 @@ from lightning_normtheory.callbacks import HessianTopEigenvalue, HessianTrace, M
 from support.lit import CLASSES, FEATURES, Classifier, loader, trainer
 from support.neutral_cases import CASES, run
 
-# Cases of loading batches and of applying gradients: the Hessian of one is measured like that of all.
-LOADING = (
-    *("augmentation", "persistent workers", "user generator", "iterable", "not a DataLoader", "batch sampler"),
-    *("whole batches", "gradient", "accumulation", "every second epoch", "reloaded loaders"),
-)
+# Cases in which second derivatives meet what the step or the loader does. The rest is slow, and measured alike.
+QUICK = ("weightnorm", "batchnorm", "weights written in the step", "lstm dropout", "iterable", "dict batches")
 
 
 @cache
@@ -75,7 +72,7 @@ def test_several_callbacks_at_once():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * case.startswith(LOADING)) for case in CASES]
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
 def test_curvature_in_low_memory_of_the_predictor_and_its_trace(case):
     """Cover the options that `NormTheory` does not use: forward passes in every product, vmap, Lanczos."""

@@ -78,7 +78,9 @@ def test_one_seed_gives_one_run(small_run, tmp_path, name):
     assert first == second
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("resnet18")) for name in SMALL]
+)
 def test_the_losses_are_those_that_were_recorded(small_run, name):
     assert losses(numbers(small_run(name))) == pytest.approx(json.loads(RECORDED.read_text())[name], rel=1e-3)
 
@@ -90,7 +92,9 @@ def test_no_weight_vector_gets_shorter_by_plain_descent_on_weightnorm(small_run,
     assert all(b >= a * (1 - 20 * 3e-8) for a, b in pairwise(norms))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("resnet18")) for name in SMALL]
+)
 def test_a_run_draws_its_figure(small_run, name):
     (picture,) = small_run(name).rglob(f"{name}.png")
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -12,7 +12,7 @@ from reliability.strange.strange_models import StrangeModel, strange_model
 from reliability.strange.strange_trial import our_callbacks, try_model, try_this
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-FEW, SEEDS, SOME, MANY = 20, 40, 160, 300
+FEW, SEEDS, SOME, MANY = 12, 40, 160, 300
 
 
 @pytest.mark.parametrize("seed", [pytest.param(s, marks=[pytest.mark.slow] * (s >= FEW)) for s in range(SEEDS)])
