@@ -130,8 +130,11 @@ class Probe:
         self.collecting = False
         loaders, structure = tree_flatten(iterables)
         populations = [find_population(loader, limit, trainer.world_size) for loader in loaders]
-        if not restored or self.training_samples is None:  # a sampler resumed in mid-epoch gives the rest of it only
-            self.training_samples = _count(loaders, populations)
+        before = self.training_samples if restored else None
+        self.training_samples = _count(loaders, populations)
+        if before is not None and self.training_samples is not None:
+            # A sampler resumed in mid-epoch gives the rest of it only.
+            self.training_samples = max(before, self.training_samples)
         if restored and self._batches:
             self.collecting = bool(self._restored_data)
             return  # the checkpoint holds copies
@@ -140,7 +143,6 @@ class Probe:
             self._start_collecting()
             return
         if not (restored and self._fits(loaders)):
-            self.training_samples = _count(loaders, populations)
             draws = [population.draw(self.samples, self.seed) for population in known]
             self._chunks = [_cut(loader, indices) for loader, indices in zip(loaders, draws)]
         read = self._read_all(loaders, trainer)
@@ -244,8 +246,9 @@ class Probe:
             "samples": self.samples,
             "seed": self.seed,
             "chunks": copy.deepcopy(self._chunks),
-            "training_samples": self.training_samples,
         }
+        if self.training_samples is not None:
+            state["training_samples"] = self.training_samples
         # While collecting, one process of several does not know the copies of the other ones.
         if self._batches and not self._chunks and (not self.collecting or self._alone):
             if all(_is_plain(batch.data) for batch in self._batches):
