@@ -108,8 +108,8 @@ def dicts(samples):
     return {"image": torch.stack(x), "label": torch.stack(y)}
 
 
-# On the ResNet, `NormTheory` covers the callbacks that are marked slow.
-ON_RESNET = (BatchNormTheory, MinWeightNorm, NormTheory)
+# On the ResNet, these are quick.
+ON_RESNET = (BatchNormTheory, MinWeightNorm)
 
 
 @pytest.mark.parametrize(

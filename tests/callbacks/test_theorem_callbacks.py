@@ -158,6 +158,7 @@ def test_bound_and_gap_are_those_of_the_theory_floor():
     assert measured["generalization_bound_vacuous"] == 1
 
 
+@pytest.mark.slow
 def test_a_bound_that_says_something():
     """For a linear function that fits many samples, the bound is below the loss of the zero function."""
     net = nn.Linear(3, 1, bias=False).double()

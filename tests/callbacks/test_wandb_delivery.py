@@ -200,6 +200,7 @@ def test_the_second_process_leaves_wandb_alone(tmp_path):
     assert len(server.run.tables["normtheory_layers/table"]) == 1
 
 
+@pytest.mark.slow
 def test_without_wandb_everything_else_works(tmp_path):
     with WandbServer() as server:
         fit(tmp_path, server, wandb=None, beside=["CSVLogger"], without_wandb=True)

@@ -63,13 +63,16 @@ def small_run(tmp_path_factory):
     return small_run
 
 
+# Recipes that take longest, also at this size.
+LONG = ("resnet18", "linearity")
+
+
 def test_every_recipe_has_a_size_for_tests():
     assert sorted(SMALL) == registry.names()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "bn-dyadic")) for name in SMALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
 def test_one_seed_gives_one_run(small_run, tmp_path, name):
     ((code, _, err),) = run_all(tmp_path, [name]).values()
     assert code == 0, err
@@ -79,7 +82,7 @@ def test_one_seed_gives_one_run(small_run, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("resnet18")) for name in SMALL]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(LONG)) for name in SMALL]
 )
 def test_the_losses_are_those_that_were_recorded(small_run, name):
     assert losses(numbers(small_run(name))) == pytest.approx(json.loads(RECORDED.read_text())[name], rel=1e-3)
@@ -93,7 +96,7 @@ def test_no_weight_vector_gets_shorter_by_plain_descent_on_weightnorm(small_run,
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("resnet18")) for name in SMALL]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(LONG)) for name in SMALL]
 )
 def test_a_run_draws_its_figure(small_run, name):
     (picture,) = small_run(name).rglob(f"{name}.png")

@@ -178,6 +178,7 @@ trainer([NormTheory(probe=16)], max_epochs=9, default_root_dir=".").fit(Slow("wn
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_reported_to_its_last_epoch(here, capsys):
     environment = {"PYTHONPATH": os.environ["PYTHONPATH"], "PATH": "/usr/bin:/bin"}
     child = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, env=environment)

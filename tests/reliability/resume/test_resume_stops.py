@@ -51,6 +51,7 @@ def from_epoch(first, found):
     return {epoch: row for epoch, row in found.items() if epoch >= first}
 
 
+@pytest.mark.slow
 def test_another_process_resumes(tmp_path, whole):
     saved, expected = whole
     # With other hashes of strings, which fingerprints must not depend on.

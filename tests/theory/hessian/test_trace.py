@@ -44,11 +44,13 @@ def estimates():
     return found
 
 
+@pytest.mark.slow
 def test_the_trace_lies_within_three_standard_errors(estimates):
     inside = [abs(trace.value - sum(dense.values())) <= 3 * trace.standard_error for trace, dense in estimates]
     assert sum(inside) >= 0.95 * len(inside), f"{sum(inside)} of {len(inside)}"
 
 
+@pytest.mark.slow
 def test_the_trace_of_each_layer_lies_within_three_standard_errors(estimates):
     inside = [
         abs(value - dense[layer]) <= 3 * error
@@ -58,6 +60,7 @@ def test_the_trace_of_each_layer_lies_within_three_standard_errors(estimates):
     assert sum(inside) >= 0.95 * len(inside), f"{sum(inside)} of {len(inside)}"
 
 
+@pytest.mark.slow
 def test_layers_add_up_and_none_is_missing(estimates):
     for trace, dense in estimates:
         assert trace.layers.keys() == dense.keys()

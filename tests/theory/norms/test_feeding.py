@@ -263,6 +263,7 @@ def programs(draw) -> Program:
     return program
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(program=programs())
 def test_no_pair_is_invented_in_random_graphs(program):

@@ -62,6 +62,7 @@ def predictor_ratios(case: RSCCase) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 @given(case=cases())
 @settings(max_examples=500, deadline=None)
 def test_measured_quantities_are_below_their_bounds(case):

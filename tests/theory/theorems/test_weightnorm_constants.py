@@ -67,6 +67,7 @@ def test_the_activations_are_what_the_theorems_ask_for(activation):
     assert float(activation.function(torch.zeros((), dtype=torch.float64))) == pytest.approx(activation.phi0, abs=1e-15)
 
 
+@pytest.mark.slow
 @given(case=cases())
 @settings(max_examples=500, deadline=None)
 def test_measured_quantities_are_below_their_bounds(case):
