@@ -69,7 +69,8 @@ def _period(times: Sequence[float]) -> str:
 
 
 def _values(settings: Iterable[Mapping[str, Any]], key: str) -> str:
-    return ", ".join(dict.fromkeys(named(of[key]) for of in settings if of.get(key) is not None))
+    texts = list(dict.fromkeys(named(of[key]) for of in settings if of.get(key) is not None))
+    return ("; " if any("," in text for text in texts) else ", ").join(texts)
 
 
 def cards(panels: Sequence[PanelContent], runs: Runs) -> list[dict[str, Any]]:
