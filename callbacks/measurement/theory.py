@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_normtheory.architecture.operations import Operation, opaque
+from lightning_normtheory.architecture.operations import Opaque, Operation, opaque
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.samples.probe import describe
@@ -69,6 +69,10 @@ class TheoryInputs:
         facts = self._facts
         with self._function.measuring(independent=True):
             output = self._record_forward()
+            if isinstance(output, Opaque) and not output.shape:  # what is recorded may not show the number of outputs
+                with self._function.without_graph():
+                    shape = self._function.outputs_of(self._function.all_batches[0]).shape[1:]
+                output = opaque(output.reason, output.sources, tuple(shape))
             # A loss or an input that was not finite in one epoch may be finite in the next: look again.
             if facts.x_norms is None or not all(map(math.isfinite, facts.x_norms)):
                 facts.x_norms = self._x_norms()
