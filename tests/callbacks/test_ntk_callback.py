@@ -17,7 +17,7 @@ from lightning_normtheory.record import jsonl
 
 from support.batch_statistics import inputs_of, with_statistics_of
 from support.lit import FEATURES, Classifier, Stream, loader, rows, tensors, trainer
-from support.theorem_cases import DGMNetwork, unit_samples
+from support.theory.theorem_cases import DGMNetwork, unit_samples
 
 NTK = "normtheory/ntk_"
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from lightning_normtheory.callbacks import NormTheory, Probe, RSCRatio
-from lightning_normtheory.callbacks.samples.probe import count_samples, describe
+from lightning_normtheory.callbacks.samples.batch_contents import count_samples, describe
 
 from support.lit import Augmented, Classifier, Stream, loader, tensors, trainer
 

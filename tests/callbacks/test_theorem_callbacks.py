@@ -19,7 +19,7 @@ from lightning_normtheory.theorems.generalization import generalization_bound
 from lightning_normtheory.theorems.papers.bn_form import batchnorm_form
 
 from support.lit import Classifier, loader, rows, trainer
-from support.theorem_cases import (
+from support.theory.theorem_cases import (
     Regression,
     dgm_network,
     fit,

@@ -13,12 +13,12 @@ import wandb.cli.cli as wandb_cli
 
 from lightning_normtheory.record.metrics import find_metric
 
-import support
 from support.lit import rows
-from support.wandb_server import TODAYS_CLIENT, WandbServer
+from support.tracking import wandb_server
+from support.tracking.wandb_server import TODAYS_CLIENT, WandbServer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SUPPORT = Path(support.__file__).parent
+SUPPORT = Path(wandb_server.__file__).parent
 
 
 def start(folder, server, *command, **environment):

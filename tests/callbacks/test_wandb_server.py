@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from wandb.proto import wandb_internal_pb2
 
-from support.wandb_server import SUMMARIES, TODAYS_CLIENT, WandbServer
+from support.tracking.wandb_server import SUMMARIES, TODAYS_CLIENT, WandbServer
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import yaml
 from lightning_normtheory.recipes.cli import lightning_cli, main
 from lightning_normtheory.recipes.sweeps import sweep
 
-from support.cli_cases import refusal
+from support.recipes.cli_cases import refusal
 from support.report_cases import awkward_rows, write_run
 
 

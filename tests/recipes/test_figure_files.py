@@ -12,7 +12,7 @@ from matplotlib.image import imread
 from lightning_normtheory.recipes.figures import FIGURES, draw
 from lightning_normtheory.recipes.recipe import Recipe
 
-from support.figure_cases import NAN, writer
+from support.recipes.figure_cases import NAN, writer
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_normtheory.theorems.papers.dyadic import dyadic_linear_margin
 
-from support.figure_cases import NAN, table, two_errors, writer, y
+from support.recipes.figure_cases import NAN, table, two_errors, writer, y
 
 
 @pytest.fixture

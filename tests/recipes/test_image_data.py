@@ -15,8 +15,8 @@ from lightning_normtheory.callbacks import RSCRatio
 from lightning_normtheory.recipes.datasets.images import Images
 from lightning_normtheory.recipes.datasets.source import embedded_images
 
-from support.image_files import held, ready, write_folder
 from support.lit import rows, trainer
+from support.recipes.image_files import held, ready, write_folder
 
 
 class Line(pl.LightningModule):

@@ -15,7 +15,7 @@ from torchvision.datasets import CIFAR10, MNIST
 from lightning_normtheory.recipes.datasets.images import Images
 from lightning_normtheory.recipes.datasets.source import embedded_images
 
-from support.image_files import held, pixels, ready, restored, write_cifar10, write_folder, write_mnist
+from support.recipes.image_files import held, pixels, ready, restored, write_cifar10, write_folder, write_mnist
 
 
 def test_the_embedded_images_need_nothing():

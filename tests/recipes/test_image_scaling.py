@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from support.image_files import held, pixels, ready, write_folder, write_mnist
+from support.recipes.image_files import held, pixels, ready, write_folder, write_mnist
 
 
 @pytest.mark.parametrize("augment", [False, True])

@@ -9,7 +9,7 @@ from lightning_normtheory.recipes.cli.lightning_cli import check_options
 from lightning_normtheory.recipes.cli.option_errors import OptionError
 from lightning_normtheory.recipes.sweeps import grid
 
-from support.cli_cases import refusal
+from support.recipes.cli_cases import refusal
 
 
 @pytest.mark.parametrize(

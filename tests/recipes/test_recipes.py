@@ -13,7 +13,7 @@ from lightning_normtheory.recipes import registry
 from lightning_normtheory.recipes.cli import main
 
 from support.lit import rows
-from support.recipe_cases import RECORDED, SMALL, losses, normtheory, numbers, run_all
+from support.recipes.recipe_cases import RECORDED, SMALL, losses, normtheory, numbers, run_all
 
 
 @pytest.fixture(scope="module")

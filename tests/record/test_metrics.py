@@ -19,7 +19,15 @@ from lightning_normtheory.view.panels import PANELS, SECTIONS
 
 import metrics_table
 from support.lit import Classifier, Stream, loader, rows, trainer
-from support.theorem_cases import Regression, dgm_network, paper_network, rsc_network, samples, two_classes, two_layers
+from support.theory.theorem_cases import (
+    Regression,
+    dgm_network,
+    paper_network,
+    rsc_network,
+    samples,
+    two_classes,
+    two_layers,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

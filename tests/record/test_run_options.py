@@ -10,8 +10,8 @@ from lightning_normtheory.callbacks.output import run_file
 from lightning_normtheory.record import jsonl
 from lightning_normtheory.record.history import read_history
 
-from support.figure_cases import NAN, writer
 from support.lit import Classifier, loader, trainer
+from support.recipes.figure_cases import NAN, writer
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from lightning_normtheory.view import dashboard
 from lightning_normtheory.view.dashboard import DashboardError
 from lightning_normtheory.view.panels import PANELS, SECTIONS
 
-from support.wandb_server import ENTITY, TODAYS_CLIENT, WandbServer
-from support.wandb_views import SavedViews
+from support.tracking.wandb_server import ENTITY, TODAYS_CLIENT, WandbServer
+from support.tracking.wandb_views import SavedViews
 
 HEADLINES = {"min_weight_norm", "rsc_ratio", "ntk_lambda_min", "hessian_lambda_max", "rademacher_bound"}
 

@@ -18,7 +18,7 @@ from reliability.faults.fault_runs import Comparison, fit, undisturbed
 from reliability.faults.faults_errors import OnPurposeError
 from reliability.outcome import Outcome
 from support.lit import Classifier, rows
-from support.wandb_server import WandbServer
+from support.tracking.wandb_server import WandbServer
 
 MODULE = partial(Classifier, "bn")
 

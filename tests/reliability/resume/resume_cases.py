@@ -30,7 +30,7 @@ from lightning_normtheory.record.history import merge
 
 from reliability.outcome import Outcome
 from support.lit import Wrapper, trainer
-from support.theorem_cases import dgm_network, paper_network, rsc_network
+from support.theory.theorem_cases import dgm_network, paper_network, rsc_network
 
 EPOCHS, SAMPLES, BATCH, FEATURES = 4, 24, 8, 3
 

@@ -7,9 +7,9 @@ from lightning_normtheory import hessian_vector_product
 from lightning_normtheory.hessian import hessian_operator
 from lightning_normtheory.model.checks import trainable_parameters
 
-from support.hessian_cases import CASES, LOSSES, TABLE, assembled, batches_of, prepared, sum_square
 from support.models import MODELS
 from support.oracles import difference_hessian, exact_gradient
+from support.theory.hessian_cases import CASES, LOSSES, TABLE, assembled, batches_of, prepared, sum_square
 
 
 @pytest.mark.parametrize(("name", "loss", "train"), CASES)

@@ -9,8 +9,8 @@ from lightning_normtheory import hessian_vector_product, rsc_ratio
 from lightning_normtheory.autodiff.second_derivatives import SecondDerivativeError
 from lightning_normtheory.hessian import hessian_operator
 
-from support.hessian_cases import assembled, batches_of, ones_like, sum_square
 from support.models import MODELS, Cube, Graph, direction
+from support.theory.hessian_cases import assembled, batches_of, ones_like, sum_square
 
 
 def assert_refused(error, match, model=None, loss=sum_square, batches=None, **options):

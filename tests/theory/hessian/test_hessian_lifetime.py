@@ -15,8 +15,8 @@ from lightning_normtheory.hessian.operator import LossHessian
 from lightning_normtheory.measuring.processes import Processes, Refusal
 from lightning_normtheory.model.checks import trainable_parameters
 
-from support.hessian_cases import assembled, batches_of, ones_like, sum_square
 from support.models import MODELS
+from support.theory.hessian_cases import assembled, batches_of, ones_like, sum_square
 
 
 @pytest.mark.parametrize("name", ["bn", "wn-hook-dim-0", "wn-parametrized-dim-0", "tied", "lstm"])

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from lightning_normtheory import hessian_vector_product
 from lightning_normtheory.hessian import hessian_operator
 
-from support.hessian_cases import assembled, batches_of, sum_square
 from support.models import MODELS, WEIGHT_NORM_FORMS, Graph, direction, length, parametrized_weight_norm
 from support.oracles import difference_hessian, exact_gradient
+from support.theory.hessian_cases import assembled, batches_of, sum_square
 
 
 def test_a_loss_that_is_linear_has_no_curvature():

@@ -10,9 +10,9 @@ from lightning_normtheory import Eigenpair, hessian_eigenpairs, hessian_top_eige
 from lightning_normtheory.hessian.eigenvalues import leading_eigenpairs
 from lightning_normtheory.model.parameters import FlatParameters
 
-from support.hessian_cases import CASES, LOSSES, batches_of, prepared, sum_square
 from support.models import MODELS, Graph
 from support.oracles import difference_hessian
+from support.theory.hessian_cases import CASES, LOSSES, batches_of, prepared, sum_square
 
 METHODS = pytest.mark.parametrize("method", ["power", "lanczos"])
 # Small models have crowded spectra: the budget is no concern here, the answer is.

@@ -14,9 +14,9 @@ from lightning_normtheory.hessian.operator import LossHessian
 from lightning_normtheory.hessian.trace import estimate_trace
 from lightning_normtheory.model.layers import layer_of_parameter
 
-from support.hessian_cases import CASES, LOSSES, assembled, batches_of, prepared, sum_square
 from support.models import MODELS
 from support.oracles import difference_hessian
+from support.theory.hessian_cases import CASES, LOSSES, assembled, batches_of, prepared, sum_square
 
 
 def dense_blocks(model, hessian):

@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_normtheory.measuring.preserve import preserve_state
 
-from support.feeding_parts import ActivatedBatchNorm, FrozenBatchNorm
+from support.feeding.feeding_parts import ActivatedBatchNorm, FrozenBatchNorm
 from support.models import MODELS, hook_weight_norm, parametrized_weight_norm
 
 CHOICES = pytest.mark.parametrize("batch_stats", [True, False, None])

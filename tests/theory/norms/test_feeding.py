@@ -15,8 +15,8 @@ from lightning_normtheory import min_weight_norm, normalized_layers
 from lightning_normtheory.model.layers import batch_norm_layers, frozen_batch_norm_layers
 from lightning_normtheory.norms import feeding_layers
 
-from support.feeding_nets import NETS, UNDECIDABLE, make
-from support.feeding_parts import (
+from support.feeding.feeding_nets import NETS, UNDECIDABLE, make
+from support.feeding.feeding_parts import (
     BatchNormAct,
     FrozenBatchNorm,
     NormalizesInline,

@@ -13,9 +13,9 @@ from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 from lightning_normtheory.ntk.gradients import IndependentSamples
 from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS
 
-from support.kernel_cases import SINGULAR, assert_equal, whole
 from support.models import MODELS, Graph
 from support.oracles import dense_kernel
+from support.theory.kernel_cases import SINGULAR, assert_equal, whole
 
 pytestmark = SINGULAR
 

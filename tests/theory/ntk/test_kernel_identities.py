@@ -20,9 +20,9 @@ from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 from lightning_normtheory.ntk.rank import count_distinct
 from lightning_normtheory.theorems.papers.dgm import DGMForm, dgm_form
 
-from support.hessian_cases import sum_square
 from support.models import MODELS, length
-from support.theorem_cases import DGMNetwork, unit_samples
+from support.theory.hessian_cases import sum_square
+from support.theory.theorem_cases import DGMNetwork, unit_samples
 
 SMALL = [
     "mlp",

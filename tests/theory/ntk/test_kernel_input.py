@@ -10,9 +10,9 @@ from lightning_normtheory import empirical_ntk
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 
-from support.kernel_cases import KERNEL_MODELS, SINGULAR, assert_equal
 from support.models import MODELS, Graph
 from support.oracles import dense_kernel
+from support.theory.kernel_cases import KERNEL_MODELS, SINGULAR, assert_equal
 
 pytestmark = SINGULAR
 

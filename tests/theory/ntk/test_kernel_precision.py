@@ -10,9 +10,9 @@ from torch.nn.utils.parametrizations import weight_norm as parametrized_weight_n
 
 from lightning_normtheory import empirical_ntk
 
-from support.kernel_cases import KERNEL_MODELS, SINGULAR
 from support.models import MODELS, Graph, hook_weight_norm
 from support.oracles import dense_kernel
+from support.theory.kernel_cases import KERNEL_MODELS, SINGULAR
 
 pytestmark = SINGULAR
 

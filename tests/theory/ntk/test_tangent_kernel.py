@@ -11,10 +11,10 @@ from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.ntk import gradients, gram, memory
 from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 
-from support.hessian_cases import without_dropout
-from support.kernel_cases import KERNEL_MODELS, ONE_BY_ONE, PARTS, SINGULAR, STRUCTURED, assert_equal, whole
 from support.models import MODELS, Graph
 from support.oracles import contract, dense_kernel, jacobian
+from support.theory.hessian_cases import without_dropout
+from support.theory.kernel_cases import KERNEL_MODELS, ONE_BY_ONE, PARTS, SINGULAR, STRUCTURED, assert_equal, whole
 
 pytestmark = SINGULAR
 

@@ -14,9 +14,9 @@ from lightning_normtheory.theorems.descent import LossState, alpha_condition, gu
 from lightning_normtheory.theorems.papers.wn import weightnorm_constants
 from lightning_normtheory.theorems.problem import input_norms
 
-from support.bound_cases import At, Times, largest_norm, random_chain
 from support.oracles import dense_kernel
-from support.theorem_cases import paper_network
+from support.theory.bound_cases import At, Times, largest_norm, random_chain
+from support.theory.theorem_cases import paper_network
 
 # Differences of gradients with h = 1e-5 in float64: h² f'''' + eps/h, both far below 1e-6 of the bounds.
 ROUNDING = 1 + 1e-6

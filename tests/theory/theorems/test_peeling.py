@@ -19,7 +19,7 @@ from lightning_normtheory.theorems.papers.wn_generalization import (
 )
 from lightning_normtheory.theorems.problem import input_norms, network_problem
 
-from support.bound_cases import largest_norm
+from support.theory.bound_cases import largest_norm
 
 
 class Residual(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.paper_cases import ACTIVATIONS, ROUNDING, RSCCase, WeightNormCase, largest_hessian
+from support.theory.paper_cases import ACTIVATIONS, ROUNDING, RSCCase, WeightNormCase, largest_hessian
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from lightning_normtheory.theorems.papers.rsc import ntk_lower_bound, rsc_condition, rsc_constants, rsc_radii
 
-from support.paper_cases import ACTIVATIONS, ROUNDING, SHIFTED, TINY, RSCCase, cosine, largest_hessian, rand, unit
+from support.theory.paper_cases import (
+    ACTIVATIONS,
+    ROUNDING,
+    SHIFTED,
+    TINY,
+    RSCCase,
+    cosine,
+    largest_hessian,
+    rand,
+    unit,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 

@@ -16,9 +16,9 @@ from lightning_normtheory.theorems import network_problem
 from lightning_normtheory.theorems.complexity import network_complexity
 from lightning_normtheory.theorems.losses import identify_loss
 
-from support.bound_cases import Times, largest_norm
 from support.lit import rows, trainer
-from support.theorem_cases import Regression, fit, paper_network, rsc_network, samples, square, targets, unit
+from support.theory.bound_cases import Times, largest_norm
+from support.theory.theorem_cases import Regression, fit, paper_network, rsc_network, samples, square, targets, unit
 
 
 class Swish(nn.Module):

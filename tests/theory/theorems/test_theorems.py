@@ -13,7 +13,7 @@ from lightning_normtheory.record import theorem_table
 from lightning_normtheory.theorems import network_problem
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss
 
-from support.theorem_cases import dgm_network, paper_network, rsc_network, square, targets, unit
+from support.theory.theorem_cases import dgm_network, paper_network, rsc_network, square, targets, unit
 
 WN, WN_GENERAL, RSC, DGM, BN, LIN = range(6)
 

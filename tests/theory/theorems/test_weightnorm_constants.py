@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from lightning_normtheory import min_weight_norm, predictor_hessian_norm, rsc_ratio
 from lightning_normtheory.theorems.papers.wn import mean_square, weightnorm_constants
 
-from support.paper_cases import ACTIVATIONS, ROUNDING, TINY, WeightNormCase, cosine, rand, unit
+from support.theory.paper_cases import ACTIVATIONS, ROUNDING, TINY, WeightNormCase, cosine, rand, unit
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 

@@ -9,7 +9,7 @@ views.only.spec["section"]["panelBankConfig"]["sections"]
 import json
 from dataclasses import dataclass
 
-from support.wandb_server import ENTITY, WandbServer
+from support.tracking.wandb_server import ENTITY, WandbServer
 
 
 @dataclass

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import FrozenBatchNorm2d
 
-from support.feeding_parts import (
+from support.feeding.feeding_parts import (
     ActivatedBatchNorm,
     AlwaysRunning,
     AnyShape,

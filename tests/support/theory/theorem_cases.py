@@ -5,9 +5,9 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, TensorDataset
 
-from support.bound_cases import Times
 from support.lit import Classifier, rows, trainer
 from support.models import direction, length
+from support.theory.bound_cases import Times
 
 
 def paper_network(width, depth, norms, activation=nn.Tanh, seed=0):

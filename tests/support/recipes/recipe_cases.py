@@ -1,6 +1,6 @@
 """Every recipe at a size for tests, through the real command.
 
-``cd tests && python -m support.recipe_cases`` records their losses again.
+``cd tests && python -m support.recipes.recipe_cases`` records their losses again.
 """
 
 import json

@@ -1,0 +1,1 @@
+"""Networks in which layers feed a BatchNorm."""

@@ -1,0 +1,1 @@
+"""Recipes, their command line, data and figures."""

@@ -1,0 +1,1 @@
+"""Cases of the theory rooms: bounds, Hessians, kernels, the papers' networks, theorems."""
