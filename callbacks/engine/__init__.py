@@ -1,6 +1,7 @@
 """What every callback does: hooks, schedule, state, errors.
 
 * `base`: `DiagnosticCallback`, the base of every callback: Lightning's hooks, schedule, probe, state.
+* `guarded`: runs the diagnostics, so that none can stop the run or another one.
 * `reporting`: what a callback sends to the loggers, the run's file and the terminal.
 * `diagnostic`: `Diagnostic`, the interface of one quantity.
 * `lifecycle`: how far a fit is.

@@ -1,11 +1,9 @@
 """The base of every callback: schedule, probe, errors and state."""
 
-import math
 import re
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pytorch_lightning import LightningModule, Trainer
@@ -18,18 +16,18 @@ from lightning_normtheory.callbacks.engine.checks import (
     check_synchronized,
 )
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
+from lightning_normtheory.callbacks.engine.guarded import GuardedCallback
 from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
-from lightning_normtheory.callbacks.engine.reporting import ReportingCallback
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
-from lightning_normtheory.callbacks.measurement.function import BatchFunction, Findings, MeasuredFunction
+from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.callbacks.measurement.trial import example_of, explore
-from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
-from lightning_normtheory.callbacks.samples.probe import Probe, describe
+from lightning_normtheory.callbacks.samples.batch_contents import describe
+from lightning_normtheory.callbacks.samples.probe import Probe
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
+from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, check_choice, choose_parameters, describe_choice
-from lightning_normtheory.measuring.processes import FailedElsewhereError
 from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitialized
 from lightning_normtheory.record.wording import join_names
 
@@ -37,10 +35,9 @@ __all__ = ["DiagnosticCallback"]
 
 # A `BatchFunction` as an argument: if the type said Tensor, LightningCLI would refuse a function without annotations.
 UserFunction = Callable[[Any, Any], Any]
-_NOT_FINITE = "a loss, gradient or weight is not finite"
 
 
-class DiagnosticCallback(ReportingCallback):
+class DiagnosticCallback(GuardedCallback):
     """Measures `diagnostics` at the end of training epochs, without changing the run.
 
     Args:
@@ -169,10 +166,7 @@ class DiagnosticCallback(ReportingCallback):
     def _begin(self, measurement: EpochMeasurement, resumed: bool) -> None:
         self._explore(measurement.function)
         if not resumed and not self.probe.collecting:
-            with self._progress(measurement.trainer) as progress:
-                for diagnostic in self._active:
-                    progress.begin(diagnostic.title)
-                    self._guarded(diagnostic, measurement, diagnostic.start)
+            self._start_all(measurement)
 
     def _explore(self, function: MeasuredFunction) -> None:
         """Find loss and predictor. Leave out the diagnostics that need an unknown one, with one warning."""
@@ -192,12 +186,6 @@ class DiagnosticCallback(ReportingCallback):
             remedy = found.remedy or f"Pass {example}"
             reason = f"In {type(function.model).__name__}, {found.loss_problem or found.outputs_problem}."
             self._leave_out(missing, f"{reason} {remedy}. A batch is {describe(data)}.")
-
-    def _leave_out(self, diagnostics: list[Diagnostic], reason: str) -> None:
-        names = ", ".join(each.key for each in diagnostics)
-        rank_zero_warn(f"{type(self).__name__} leaves out {names}. {reason}")
-        self._active = [each for each in self._active if each not in diagnostics]
-        self._fit.reasons.update({each.key: reason for each in diagnostics})
 
     def _missed_the_end(self, trainer: Trainer) -> bool:
         """Whether the checkpoint is from the end of an epoch but older than its measurement: saved at the last step, or
@@ -296,64 +284,10 @@ class DiagnosticCallback(ReportingCallback):
                 self._explore(measurement.function)
             except Exception as error:  # noqa: BLE001  # of the user's functions, which have worked before
                 self._warn_of("Loss and predictor could not be found again", error)
-        metrics: dict[str, float] = {}
-        before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
-        try:
-            with self._progress(trainer) as progress:
-                for diagnostic in self._active:
-                    progress.begin(diagnostic.title)
-                    metrics.update(self._measure_one(diagnostic, measurement))
-        except BaseException:  # roll back: a checkpoint must not hold half a measurement
-            for diagnostic, state in before:
-                diagnostic.load_state_dict(state)
-            raise
+        metrics = self._measure_all(measurement)
         metrics["seconds"] = time.perf_counter() - begin
         # A running statistic or a time may differ between processes, and callbacks that monitor it must decide alike.
         return trainer.strategy.broadcast(metrics) if trainer.world_size > 1 else metrics
-
-    def _measure_one(self, diagnostic: Diagnostic, measurement: EpochMeasurement) -> dict[str, float]:
-        """Return the metrics of a diagnostic; NaN for each of its names if it fails."""
-        measured: dict[str, float] | None = None
-        if diagnostic.needs_probe and self.probe.collecting:  # resumed with only the end of an epoch left to do
-            self._warn_once("probe", f"{self.prefix} has no samples to measure on yet: this epoch is logged as NaN.")
-            self._explain(diagnostic, (), {diagnostic.key: "there are no samples to measure on yet"})
-        else:
-            measured = self._guarded(diagnostic, measurement, diagnostic.measure)
-        if measured is None:
-            return dict.fromkeys((*diagnostic.metrics, *self._fit.logged.get(diagnostic.key, ())), math.nan)
-        self._fit.logged[diagnostic.key] = tuple(measured)
-        return measured
-
-    def _progress(self, trainer: Trainer) -> MeasurementProgress:
-        return MeasurementProgress(trainer, self.prefix, partial(self._warn_once, "progress"))
-
-    def _guarded(
-        self, diagnostic: Diagnostic, measurement: EpochMeasurement, action: Callable[[EpochMeasurement], Any]
-    ) -> Any:
-        """Return ``action(measurement)``; ``None`` if it fails, which is reported once per diagnostic and fit."""
-        error: Exception | None = None
-        result: Any = None
-        try:
-            result = action(measurement)
-        except Exception as caught:  # noqa: BLE001  # reported or raised below, when all processes know
-            error = caught
-        if measurement.processes.end(failed=error is not None):
-            error = error or FailedElsewhereError()
-        if error is not None:
-            try:
-                self._report_failure(diagnostic, error, measurement.processes)
-            finally:
-                error = None  # the error holds this frame: without this, both would keep all tensors of the measurement
-            return None
-        measured: dict[str, float] = result or {}
-        reasons = dict.fromkeys((name for name, value in measured.items() if math.isnan(value)), _NOT_FINITE)
-        reasons |= diagnostic.reasons
-        self._explain(diagnostic, measured, reasons)
-        for reason in dict.fromkeys(reasons.values()):
-            name = next(name for name, why in reasons.items() if why == reason)
-            message = f"{self.prefix}/{name} {'is NaN' if name in measured else 'is not logged'}: {reason}."
-            self._warn_once(f"{name}, NaN or missing", message)
-        return result
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

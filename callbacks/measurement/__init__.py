@@ -1,7 +1,8 @@
 """What one epoch measures.
 
 * `epoch`: `EpochMeasurement`, which a diagnostic asks for quantities; loss, RSC ratio; made of the parts below.
-* `function`: the trained function on the probe: loss and outputs of a batch, set up and restored; less memory.
+* `function`: the trained function on the probe: loss and outputs of a batch, set up and restored.
+* `smaller_batches`: repeats a measurement that runs out of memory.
 * `trial`: tries the function on the first batch: finds loss and predictor, or says what is missing.
 * `curvature`: quantities of the loss's Hessian, on one operator for all diagnostics; the predictor's Hessian.
 * `kernels`: tangent kernels.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lightning_normtheory.callbacks.step.predictor import tensors_in
+from lightning_normtheory.callbacks.samples.batch_contents import tensors_in
 from lightning_normtheory.model.checks import has_samples
 
 __all__ = ["BatchParts", "batch_parts", "other_tensor", "other_tensors"]

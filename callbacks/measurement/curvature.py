@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.kernels import Predictor
+from lightning_normtheory.callbacks.measurement.smaller_batches import retry_smaller
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.hessian.operator import LossHessian, Memory
 from lightning_normtheory.hessian.predictor import predictor_hessian
@@ -78,7 +79,7 @@ class Curvature:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-        return self._function.retry_smaller(partial(self._on_operator, requests, "low"))
+        return retry_smaller(self._function, partial(self._on_operator, requests, "low"))
 
     def _on_operator(self, requests: Mapping[str, HessianRequest], memory: Memory) -> dict[str, HessianAnswer]:
         function = self._function

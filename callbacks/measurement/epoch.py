@@ -12,6 +12,7 @@ from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.generalization_gap import Gap, measure_gap
 from lightning_normtheory.callbacks.measurement.kernels import Kernels
 from lightning_normtheory.callbacks.measurement.rsc_metric import RSCMetric
+from lightning_normtheory.callbacks.measurement.smaller_batches import retry_smaller
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts, TheoryInputs
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
@@ -64,7 +65,7 @@ class EpochMeasurement:
     @cached_property
     def loss(self) -> float:
         """The mean loss of the probe, computed without a gradient."""
-        return self.function.retry_smaller(self._measure_loss)
+        return retry_smaller(self.function, self._measure_loss)
 
     def _measure_loss(self) -> float:
         sums = torch.zeros(2, dtype=torch.float64)
@@ -94,7 +95,7 @@ class EpochMeasurement:
 
     @cached_property
     def _rsc_and_cosine(self) -> tuple[RSC, float]:
-        return self.function.retry_smaller(self._measure_rsc)
+        return retry_smaller(self.function, self._measure_rsc)
 
     def _measure_rsc(self) -> tuple[RSC, float]:
         function = self.function

@@ -1,12 +1,10 @@
 """The trained function (model, loss and predictor) on the probe, evaluated without a trace in the run."""
 
 import copy
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -15,75 +13,34 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lightning_normtheory.callbacks.measurement.batch_parts import BatchParts, batch_parts, other_tensor, other_tensors
 from lightning_normtheory.callbacks.measurement.ranks import processes_of
-from lightning_normtheory.callbacks.samples.probe import Probe, ProbeBatch, describe
+from lightning_normtheory.callbacks.samples.batch_contents import describe
+from lightning_normtheory.callbacks.samples.probe import Probe, ProbeBatch
+from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.manual_step import ManualStep, StopStep, with_inner
-from lightning_normtheory.callbacks.step.predictor import CallOutput, captured_inputs, captured_output
+from lightning_normtheory.callbacks.step.predictor import captured_inputs, captured_output
 from lightning_normtheory.callbacks.step.silence import muted
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, choose_parameters
-from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.callbacks.step.training_step import call_training_step, training_step_loss
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.measuring.statistics import hold_batch_statistics
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import has_samples
-from lightning_normtheory.model.layers import batch_norm_layers, with_batch_statistics
+from lightning_normtheory.model.layers import batch_norm_layers
 from lightning_normtheory.record.wording import join_names
 
 __all__ = [
     "RETURNS",
     "BatchFunction",
-    "Findings",
     "MeasuredFunction",
-    "call_training_step",
-    "training_step_loss",
 ]
 
-T = TypeVar("T")
 BatchFunction = Callable[[Any, Any], Tensor]
 # What a function passed by the user must return, for messages.
 RETURNS = {"loss": "the mean loss, a scalar tensor", "predict": "the outputs, a tensor (samples, outputs)"}
-# Relative difference between the loss of a batch and that of its halves that rounding explains: float32 errs by 1e-6.
-_SAME_LOSS = 1e-4
 # The seed of the batch-transfer hooks of the first batch. The loss draws other numbers, from smaller seeds.
 _TRANSFER_SEED = 2**31
-
-
-@dataclass
-class Findings:
-    """What the trial of the loss on the first batch finds out (`trial.explore`).
-
-    Attributes:
-        loss_problem: why the loss is unknown; empty if it is known.
-        outputs_problem: why the outputs are unknown; empty if they are known.
-        losses: manual optimization: the numbers of the losses, among those handed to `backward`, that train θ.
-        loss_names: their names in the step.
-        batch_idx: the ``batch_idx`` to pass to every step; ``None``: the number of the batch.
-        call: the call whose output is the predictor; ``None``: it is the user's own function, or unknown.
-        repeatable: whether the call depends on its arguments alone, and can be repeated outside of the step.
-        rows_from: the number of the argument, among all tensors in them, that has a row for each row of the output.
-        as_samples: whether the output has a row for each sample of the batch.
-        outputs: the number of outputs in each row; 0 if unknown.
-        needs_graph: whether the loss cannot be computed without a graph, because it contains derivatives.
-        predictor: the choice in words.
-        beside: the names of the parameters that the loss depends on and the predictor does not.
-        remedy: what to pass for an unknown loss; empty: a loss function.
-    """
-
-    loss_problem: str = ""
-    outputs_problem: str = ""
-    losses: tuple[int, ...] = ()
-    loss_names: tuple[str, ...] = ()
-    batch_idx: int | None = None
-    call: CallOutput | None = None
-    repeatable: bool = False
-    rows_from: int | None = None
-    as_samples: bool = True
-    outputs: int = 0
-    needs_graph: bool = False
-    predictor: str = ""
-    beside: tuple[str, ...] = ()
-    remedy: str = ""
 
 
 class MeasuredFunction:
@@ -198,63 +155,6 @@ class MeasuredFunction:
             self.trainer.should_stop = should_stop
             around.restore()  # last: a deferred interrupt takes effect at its end
         self.processes.run_on_all(lambda: _raise(error))
-
-    # -- less memory ---------------------------------------------------------------------------------------------------
-
-    def retry_smaller(self, measure: Callable[[], T]) -> T:
-        """Return ``measure()``. While it runs out of memory, halve the batches and try again, in all processes."""
-        while True:
-            try:
-                return self.processes.run_on_all(measure)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                failure = error.with_traceback(None)  # the traceback would keep the memory in use
-            if not self._halve_batches():
-                raise failure
-
-    def _halve_batches(self) -> bool:
-        """Halve the batches, once or more, if the loss is a mean over independent samples. Its value tells, compared on
-        the largest batches that fit into memory."""
-        larger = self.batches
-        while True:
-            smaller = [half for batch in larger for half in batch.halves()]
-            if not self._all_agree(len(smaller) > len(larger)):
-                return False
-            smaller = self._pad_ranks(smaller)
-            try:
-                with self.measuring(), self.without_graph():
-                    same = self._is_mean_over_samples(larger, smaller)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                larger = smaller
-                continue
-            if not self._all_agree(same):
-                return False
-            self.batches = smaller
-            return True
-
-    def _pad_ranks(self, batches: list[ProbeBatch]) -> list[ProbeBatch]:
-        """Pad to the largest number of batches of any process, since a step may wait for the other processes."""
-        numbers = torch.zeros(self.processes.count, dtype=torch.int64)
-        numbers[self.processes.rank] = len(batches)
-        missing = int(self.processes.sum(numbers).max()) - len(batches)
-        return batches + [replace(batches[0], counts=False)] * missing
-
-    def _is_mean_over_samples(self, larger: Sequence[ProbeBatch], smaller: Sequence[ProbeBatch]) -> bool:
-        if with_batch_statistics(self.model):
-            return False
-        whole, parts = self._sum_of_losses(larger), self._sum_of_losses(smaller)
-        return abs(whole - parts) <= _SAME_LOSS * abs(whole)
-
-    def _sum_of_losses(self, batches: Sequence[ProbeBatch]) -> float:
-        """Sum over this process's samples. Padding batches are computed, too, but do not count."""
-        losses = [(batch, float(self.loss_of(batch).detach())) for batch in batches]
-        return sum(batch.samples * loss for batch, loss in losses if batch.counts)
-
-    def _all_agree(self, here: bool) -> bool:
-        return float(self.processes.sum(torch.tensor([float(not here)]))) == 0
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
@@ -384,20 +284,16 @@ class MeasuredFunction:
                 samples -= whole.samples
         return found
 
-    def parts_of(self, data: Any, batch: ProbeBatch, samples: int) -> tuple[Any, BatchParts] | None:
-        """Return the predictor's inputs for the first samples of a batch, on the device, with the input tensor and the
-        targets in it.
-
-        ``None`` if there is not exactly one input tensor, or not a row of outputs for each sample.
-        """
+    def parts_of(self, data: Any, batch: ProbeBatch, samples: int) -> tuple[Any, BatchParts | None]:
+        """Return the predictor's inputs for the first samples of a batch, on the device, and the input tensor and the
+        targets in it; no parts if there is not exactly one input tensor, or not a row of outputs for each sample."""
         with self.fresh(batch):
             inputs = self.inputs_on(data)
         if inputs is data:
-            parts = batch_parts(data, samples)
-            return None if parts is None else (inputs, parts)
+            return inputs, batch_parts(data, samples)
         x = self.input_in(inputs, samples)
         if x is None or not self.findings.as_samples:
-            return None
+            return inputs, None
         leaves, form = tree_flatten(inputs)
 
         def with_input(other: Tensor) -> Any:
@@ -408,11 +304,9 @@ class MeasuredFunction:
     def possible_targets(self, data: Any, batch: ProbeBatch, samples: int) -> tuple[Any, list[Tensor]]:
         """Return the predictor's inputs for the first samples of a batch, on the device, and the tensors that may be
         its targets: one if it can be told by the form of the batch, else all that are no inputs."""
-        parts = self.parts_of(data, batch, samples)
-        if parts is not None and parts[1].y is not None:
-            return parts[0], [parts[1].y]
-        with self.fresh(batch):
-            inputs = self.inputs_on(data)
+        inputs, parts = self.parts_of(data, batch, samples)
+        if parts is not None and parts.y is not None:
+            return inputs, [parts.y]
         used = [] if inputs is data else [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
         return inputs, other_tensors(data, used, samples)
 
@@ -454,24 +348,3 @@ class MeasuredFunction:
 def _raise(error: Exception | None) -> None:
     if error is not None:
         raise error
-
-
-def call_training_step(module: LightningModule, batch: Any, batch_idx: int) -> Any:
-    """Call the module's own `training_step`, with the arguments that it takes."""
-    names = inspect.signature(module.training_step).parameters
-    if "dataloader_iter" in names:
-        raise TypeError("Expected a training_step that takes a batch, but it takes dataloader_iter.")
-    variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in names.values())
-    arguments = (batch, batch_idx) if len(names) > 1 or variadic else (batch,)  # as Lightning decides it
-    return module.training_step(*arguments)
-
-
-def training_step_loss(module: LightningModule, batch: Any, batch_idx: int) -> Tensor:
-    """Return the loss of the module's own `training_step`, regularizers included."""
-    result = call_training_step(module, batch, batch_idx)
-    loss = result.get("loss") if isinstance(result, Mapping) else result
-    if not isinstance(loss, Tensor):
-        raise TypeError(
-            f"Expected training_step to return the loss, or a dict with the key 'loss', but got {describe(result)}."
-        )
-    return loss

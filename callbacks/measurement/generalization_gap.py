@@ -10,7 +10,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_normtheory.callbacks.measurement.function import RETURNS, MeasuredFunction
-from lightning_normtheory.callbacks.samples.probe import ProbeBatch, describe
+from lightning_normtheory.callbacks.samples.batch_contents import describe
+from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.progress import tick

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_normtheory.architecture.operations import Opaque, Operation, opaque
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
-from lightning_normtheory.callbacks.samples.probe import describe
+from lightning_normtheory.callbacks.samples.batch_contents import describe
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.batches import joined
 from lightning_normtheory.model.checks import some_samples
@@ -107,12 +107,10 @@ class TheoryInputs:
         function = self._function
         batch = function.all_batches[0]
         recorded = min(batch.samples, _RECORDED)
-        found = function.parts_of(
-            some_samples(function.on_device(batch), batch.samples, slice(recorded)), batch, recorded
-        )
-        if found is None:
+        few = some_samples(function.on_device(batch), batch.samples, slice(recorded))
+        _, parts = function.parts_of(few, batch, recorded)
+        if parts is None:
             return opaque(f"the predictor's input is not a single tensor of a batch ({describe(batch.data)})")
-        parts = found[1]
 
         def forward(x: Tensor) -> Tensor:
             with function.fresh(batch):
@@ -123,8 +121,10 @@ class TheoryInputs:
     def _x_norms(self) -> tuple[float, float]:
         """Return the smallest and the largest norm of an input of the probe."""
         function = self._function
-        found = [function.parts_of(function.on_device(batch), batch, batch.samples) for batch in function.all_batches]
-        norms = [input_norms(parts[1].x) for parts in found if parts is not None]
+        found = [
+            function.parts_of(function.on_device(batch), batch, batch.samples)[1] for batch in function.all_batches
+        ]
+        norms = [input_norms(parts.x) for parts in found if parts is not None]
         together = torch.cat(norms) if len(norms) == len(found) else torch.tensor([math.nan])
         return float(together.min()), float(together.max())
 
@@ -169,12 +169,12 @@ class TheoryInputs:
             for batch, asked in function.first(samples):
                 if function.user_predict is not None and isinstance(batch.data, (tuple, list)) and len(batch.data) > 2:
                     return None  # the user's function may read two inputs
-                parts = function.parts_of(function.on_device(batch), batch, batch.samples)
-                if parts is None or (y := parts[1].y) is None or (y.dim() > 1 and not y.is_floating_point()):
+                inputs, parts = function.parts_of(function.on_device(batch), batch, batch.samples)
+                if parts is None or (y := parts.y) is None or (y.dim() > 1 and not y.is_floating_point()):
                     return None  # integers with several axes are labels of a sequence, or of pixels
-                if y.shape == parts[1].x.shape:
+                if y.shape == parts.x.shape:
                     with function.without_graph(), function.fresh(batch):
-                        outputs = function.outputs(function.model, parts[0])
+                        outputs = function.outputs(function.model, inputs)
                     if outputs.numel() != y.numel():
                         return None  # another view of the samples, not what f is to reproduce
                 found.append(y[:asked].cpu())
@@ -195,10 +195,10 @@ class TheoryInputs:
         inputs, outputs = [], []
         with function.measuring(), torch.no_grad():
             for batch, asked in function.first(samples):
-                parts = function.parts_of(function.on_device(batch), batch, batch.samples)
+                _, parts = function.parts_of(function.on_device(batch), batch, batch.samples)
                 if parts is None:
                     return "the input cannot be identified in its batches"
-                inputs.append(parts[1].x[:asked].flatten(1))
+                inputs.append(parts.x[:asked].flatten(1))
                 outputs.append(function.outputs_of(batch)[:asked].reshape(asked, -1))
             if len({x.shape[1:] for x in inputs}) != 1 or outputs[0].shape[1] != 1:
                 return "the model does not have exactly one output"

@@ -12,22 +12,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lightning_normtheory.autodiff.graph import leaves, leaves_from
-from lightning_normtheory.callbacks.measurement.function import RETURNS, Findings, MeasuredFunction, call_training_step
-from lightning_normtheory.callbacks.samples.probe import ProbeBatch, describe
+from lightning_normtheory.callbacks.measurement.function import RETURNS, MeasuredFunction
+from lightning_normtheory.callbacks.samples.batch_contents import describe, key_path, tensors_in
+from lightning_normtheory.callbacks.samples.probe import ProbeBatch
+from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.manual_step import ManualStep
-from lightning_normtheory.callbacks.step.predictor import (
-    Call,
-    CallOutput,
-    RecordedCalls,
-    captured_inputs,
-    captured_output,
-    depends_on,
-    find_call,
-    key_path,
-    tensors_in,
-)
+from lightning_normtheory.callbacks.step.predictor import Call, CallOutput, RecordedCalls, depends_on, find_call
+from lightning_normtheory.callbacks.step.training_step import call_training_step
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.model.checks import require_graph
+from lightning_normtheory.record.wording import join_names
 
 __all__ = ["example_of", "explore"]
 
@@ -139,10 +133,9 @@ class _Trial:
         moved = {id(tensor) for tensor in function.reset_state()}
         names = [name for name, p in function.theta.items() if id(p) in moved]
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             rank_zero_warn(
-                f"{step} itself changes trained parameters ({names[0]}{more}). Loss, gradient and Hessian are measured"
-                " at the values that it sets, starting from those at the end of the epoch."
+                f"{step} itself changes trained parameters ({join_names(names, most=1)}). Loss, gradient and Hessian"
+                " are measured at the values that it sets, starting from those at the end of the epoch."
             )
         # Memory that is aligned differently, and kernels of other devices, may change the order of a sum.
         rounding = max(16 * torch.finfo(first.dtype).eps, 0.0 if first.device.type == "cpu" else 1e-4)
@@ -205,8 +198,8 @@ class _Trial:
         function.findings = replace(known, call=choice.call, predictor=choice.description, beside=choice.beside)
         try:
             with function.without_graph():
-                expected = self._output(choice.call)
-                repeatable = not choice.depends and self._repeats(choice.call, expected)
+                expected = function.outputs_of(self._batch).detach()
+                repeatable = not choice.depends and self._repeats(expected)
         except Exception as error:  # noqa: BLE001  # reported with the diagnostics that need the outputs
             function.findings = replace(known, outputs_problem=f"{choice.description} failed ({error})")
             return
@@ -219,21 +212,12 @@ class _Trial:
             outputs=expected[0].numel(),
         )
 
-    def _output(self, call: CallOutput) -> Tensor:
+    def _repeats(self, expected: Tensor) -> bool:
+        """Return whether the chosen call gives the same output outside of the step."""
         function = self._function
-        data = function.on_device(self._batch)
-        with function.fresh(self._batch):
-            return captured_output(function.model, call, partial(function.run_loss, data)).detach()
-
-    def _repeats(self, call: CallOutput, expected: Tensor) -> bool:
-        """Return whether the call gives the same output outside of the step."""
-        function = self._function
-        data = function.on_device(self._batch)
+        function.findings.repeatable = True
         try:
-            with function.fresh(self._batch):
-                args, kwargs = captured_inputs(function.model, call, partial(function.run_loss, data))
-                function.reset_state()
-                again = call.select(function.model.get_submodule(call.path)(*args, **kwargs)).detach()
+            again = function.outputs_of(self._batch).detach()
         except Exception as error:
             if is_out_of_memory(error):
                 raise

@@ -3,23 +3,22 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any, ClassVar
 
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_warn
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from lightning_normtheory.callbacks.samples.batch_contents import count_samples, is_plain, same_batches, to_cpu
 from lightning_normtheory.callbacks.samples.population import Population, find_population
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
-from lightning_normtheory.model.checks import map_leaves, some_samples
-from lightning_normtheory.record.wording import join_names
+from lightning_normtheory.model.checks import some_samples
 
-__all__ = ["Probe", "ProbeBatch", "count_samples"]
+__all__ = ["Probe", "ProbeBatch"]
 
 Chunks = list[list[Any]]
 
@@ -203,14 +202,14 @@ class Probe:
         if sum(held.samples for held in self._batches) * world_size >= self.samples:
             return
         try:
-            copied = _to_cpu(copy.deepcopy(batch))
+            copied = to_cpu(copy.deepcopy(batch))
         except Exception as error:  # noqa: BLE001  # does not stop the training
             rank_zero_warn(
                 f"A {self._part} batch could not be copied ({type(error).__name__}: {error}). Nothing is measured on"
                 " it."
             )
             return
-        if not any(_same(copied, restored) for restored in self._restored_data):
+        if not any(same_batches(copied, restored) for restored in self._restored_data):
             self._batches.append(ProbeBatch(copied, count_samples(copied), transferred=True))
 
     def complete(self, world_size: int) -> None:
@@ -251,7 +250,7 @@ class Probe:
             state["training_samples"] = self.training_samples
         # While collecting, one process of several does not know the copies of the other ones.
         if self._batches and not self._chunks and (not self.collecting or self._alone):
-            if all(_is_plain(batch.data) for batch in self._batches):
+            if all(is_plain(batch.data) for batch in self._batches):
                 state["batches"] = [(batch.data, batch.samples) for batch in self._batches]
                 state["collecting"] = self.collecting
             else:
@@ -288,57 +287,6 @@ class Probe:
         return fits
 
 
-def count_samples(batch: Any) -> int:
-    """Return the number of samples in a batch, which is the weight of its loss in means over batches.
-
-    It is the length of the first tensor in the lists, tuples and mappings of the batch. In a batch without such a
-    tensor, it is the first of these that some object or list in it has:
-
-    * an integer ``num_graphs`` or ``batch_size``, as of batched graphs;
-    * the length of the first tensor in the attributes;
-    * the length of a list, as of strings;
-    * 1.
-
-    Example:
-        >>> count_samples({"image": torch.zeros(5, 3), "name": ["a"] * 5})
-        5
-        >>> count_samples({"text": ["one", "two"]})
-        2
-    """
-    held = list(_contents(batch))
-    objects = [each for each in held if not isinstance(each, (Tensor, list, tuple, Mapping))]
-    inside = (leaf for each in objects for leaf in _contents(each, attributes=4))
-    candidates = chain(
-        (len(each) for each in held if isinstance(each, Tensor) and each.dim() > 0),
-        (_attribute(each, name) for each in objects for name in ("num_graphs", "batch_size")),
-        (len(each) for each in inside if isinstance(each, Tensor) and each.dim() > 0),
-        (len(each) for each in held if type(each) is list),
-    )
-    return next((n for n in candidates if type(n) is int), 1)
-
-
-def _attribute(value: Any, name: str) -> Any:
-    try:
-        return getattr(value, name, None)
-    except Exception:  # noqa: BLE001  # a property of the user's that cannot tell
-        return None
-
-
-def _contents(value: Any, attributes: int = 0) -> Iterator[Any]:
-    """A value and everything in its lists, tuples and mappings, and in the attributes of objects to some depth."""
-    yield value
-    inside: Any = ()
-    if isinstance(value, Mapping):
-        inside = value.values()
-    elif isinstance(value, (list, tuple)):
-        inside = value
-    elif attributes and not isinstance(value, Tensor):
-        inside = (getattr(value, "__dict__", None) or {}).values()
-        attributes -= 1
-    for each in inside:
-        yield from _contents(each, attributes)
-
-
 def _count(loaders: list[Any], populations: list[Population | None]) -> int | None:
     """The number of samples in the first loader, which counts the samples of a batch of batches."""
     if not loaders or populations[0] is None:
@@ -346,25 +294,6 @@ def _count(loaders: list[Any], populations: list[Population | None]) -> int | No
     loader = loaders[0]
     whole_batches = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
     return None if whole_batches else len(populations[0].indices)
-
-
-def describe(batch: Any) -> str:
-    """Describe the structure of a batch in a few words, for messages.
-
-    Example:
-        >>> describe({"x": torch.zeros(2, 3), "y": [1, 2]})
-        "a dict {'x': Tensor (2, 3), 'y': list}"
-    """
-
-    def short(value: Any) -> str:
-        return f"Tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-    if isinstance(batch, Mapping):
-        entries = join_names((f"{key!r}: {short(value)}" for key, value in batch.items()), most=8)
-        return f"a {type(batch).__name__} {{{entries}}}"
-    if isinstance(batch, (tuple, list)):
-        return f"a {type(batch).__name__} ({join_names(map(short, batch), most=8)})"
-    return f"a {short(batch)}"
 
 
 def _has_index(loader: Any) -> bool:
@@ -422,32 +351,3 @@ def _read(loader: DataLoader, chunks: Chunks, probe: Probe) -> Iterator[tuple[An
                     break
     finally:
         before.restore()
-
-
-def _to_cpu(batch: Any) -> Any:
-    """Move all tensors to the CPU, and all objects that have a method ``to``."""
-
-    def move(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) and callable(getattr(leaf, "to", None)):
-            return leaf.to(torch.device("cpu"))
-        return map_leaves(lambda value: value.detach().cpu() if isinstance(value, Tensor) else value, leaf)
-
-    return tree_map(move, batch)
-
-
-def _same(first: Any, second: Any) -> bool:
-    """Return whether two batches are equal, bit by bit."""
-    (leaves, structure), (others, other_structure) = tree_flatten(first), tree_flatten(second)
-    return structure == other_structure and all(
-        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
-        for a, b in zip(leaves, others)
-    )
-
-
-def _is_plain(batch: Any) -> bool:
-    """Return whether a checkpoint can hold the batch and be read back without executing code."""
-    if type(batch) in (list, tuple):
-        return all(map(_is_plain, batch))
-    if type(batch) is dict:
-        return all(map(_is_plain, (*batch.keys(), *batch.values())))
-    return type(batch) in (Tensor, int, float, bool, str, bytes, type(None))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from lightning_normtheory.autodiff.graph import leaves, nodes_from
+from lightning_normtheory.callbacks.samples.batch_contents import Keys, get_item, key_path, tensors_in
 from lightning_normtheory.callbacks.step.manual_step import StopStep, replaced
 
 __all__ = [
@@ -22,14 +23,7 @@ __all__ = [
     "captured_output",
     "depends_on",
     "find_call",
-    "key_path",
-    "tensors_in",
 ]
-
-# A key of a mapping, an index of a sequence, or the name of an attribute with a dot in front.
-Keys = tuple[Any, ...]
-# How deep to look into objects for tensors.
-_DEPTH = 4
 
 
 class Part(NamedTuple):
@@ -59,7 +53,7 @@ class CallOutput(NamedTuple):
 
     def select(self, output: Any) -> Tensor:
         """Return the part of a call's output that counts, with the samples in front."""
-        tensors = [(_get(output, part.keys), part.axis) for part in self.parts]
+        tensors = [(get_item(output, part.keys), part.axis) for part in self.parts]
         found = [x.movedim(axis, 0) if axis else x for x, axis in tensors]  # a bound does not see through a movement
         return found[0] if len(found) == 1 else torch.cat([each.reshape(len(each), -1) for each in found], 1)
 
@@ -302,46 +296,6 @@ def _sample_axis(x: Tensor, inputs: Sequence[Tensor], samples: int) -> int:
             return axis
     # Several views of the samples, or nodes of graphs, one below the other.
     return 0
-
-
-def tensors_in(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Tensor]]:
-    """Iterate over the tensors in lists, mappings and objects, each with the keys that lead to it.
-
-    Example:
-        >>> [keys for keys, _ in tensors_in({"logits": torch.ones(2), "states": [torch.ones(2), "x"]})]
-        [('logits',), ('states', 0)]
-    """
-    if isinstance(value, Tensor):
-        yield keys, value
-    elif len(keys) < _DEPTH:
-        if isinstance(value, Mapping):
-            inside = value.items()
-        elif isinstance(value, (tuple, list)):
-            inside = enumerate(value)  # type: ignore[assignment]
-        elif (
-            (hasattr(value, "__dict__") or dataclasses.is_dataclass(value))
-            and not isinstance(value, (type, nn.Module))
-            and not callable(value)
-            and "loss" not in type(value).__name__.lower()  # losses of each sample, as scvi's LossOutput has them
-        ):
-            # A dataclass with slots, as those of darts, has no __dict__.
-            names = vars(value) if hasattr(value, "__dict__") else [each.name for each in dataclasses.fields(value)]
-            inside = ((f".{name}", getattr(value, name, None)) for name in names)  # type: ignore[assignment]
-        else:
-            return
-        for key, item in inside:
-            yield from tensors_in(item, (*keys, key))
-
-
-def _get(value: Any, keys: Keys) -> Any:
-    for key in keys:
-        value = getattr(value, key[1:]) if isinstance(key, str) and key.startswith(".") else value[key]
-    return value
-
-
-def key_path(keys: Keys) -> str:
-    """Write keys as python does: ``['states'][0]``, ``.loc``."""
-    return "".join(key if isinstance(key, str) and key.startswith(".") else f"[{key!r}]" for key in keys)
 
 
 def depends_on(arguments: Any, theta: Collection[Tensor]) -> bool:

@@ -1,0 +1,81 @@
+"""Repeat a measurement in smaller batches when it runs out of memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+from lightning_normtheory.callbacks.samples.probe import ProbeBatch
+from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.model.layers import with_batch_statistics
+
+__all__ = ["retry_smaller"]
+
+T = TypeVar("T")
+# Relative difference between the loss of a batch and that of its halves that rounding explains: float32 errs by 1e-6.
+_SAME_LOSS = 1e-4
+
+
+def retry_smaller(function: MeasuredFunction, measure: Callable[[], T]) -> T:
+    """Return ``measure()``. While it runs out of memory, halve the batches and try again, in all processes."""
+    while True:
+        try:
+            return function.processes.run_on_all(measure)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error.with_traceback(None)  # the traceback would keep the memory in use
+        if not _halve_batches(function):
+            raise failure
+
+
+def _halve_batches(function: MeasuredFunction) -> bool:
+    """Halve the batches, once or more, if the loss is a mean over independent samples. Its value tells, compared on
+    the largest batches that fit into memory."""
+    larger = function.batches
+    while True:
+        smaller = [half for batch in larger for half in batch.halves()]
+        if not _all_agree(function, len(smaller) > len(larger)):
+            return False
+        smaller = _pad_ranks(function, smaller)
+        try:
+            with function.measuring(), function.without_graph():
+                same = _is_mean_over_samples(function, larger, smaller)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            larger = smaller
+            continue
+        if not _all_agree(function, same):
+            return False
+        function.batches = smaller
+        return True
+
+
+def _pad_ranks(function: MeasuredFunction, batches: list[ProbeBatch]) -> list[ProbeBatch]:
+    """Pad to the largest number of batches of any process, since a step may wait for the other processes."""
+    numbers = torch.zeros(function.processes.count, dtype=torch.int64)
+    numbers[function.processes.rank] = len(batches)
+    missing = int(function.processes.sum(numbers).max()) - len(batches)
+    return batches + [replace(batches[0], counts=False)] * missing
+
+
+def _is_mean_over_samples(
+    function: MeasuredFunction, larger: Sequence[ProbeBatch], smaller: Sequence[ProbeBatch]
+) -> bool:
+    if with_batch_statistics(function.model):
+        return False
+    whole, parts = _sum_of_losses(function, larger), _sum_of_losses(function, smaller)
+    return abs(whole - parts) <= _SAME_LOSS * abs(whole)
+
+
+def _sum_of_losses(function: MeasuredFunction, batches: Sequence[ProbeBatch]) -> float:
+    """Sum over this process's samples. Padding batches are computed, too, but do not count."""
+    losses = [(batch, float(function.loss_of(batch).detach())) for batch in batches]
+    return sum(batch.samples * loss for batch, loss in losses if batch.counts)
+
+
+def _all_agree(function: MeasuredFunction, here: bool) -> bool:
+    return float(function.processes.sum(torch.tensor([float(not here)]))) == 0

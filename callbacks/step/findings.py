@@ -1,0 +1,44 @@
+"""`Findings`: what the trial of a `training_step` finds out."""
+
+from dataclasses import dataclass
+
+from lightning_normtheory.callbacks.step.predictor import CallOutput
+
+__all__ = ["Findings"]
+
+
+@dataclass
+class Findings:
+    """Loss and predictor as found on the first batch, or why they are unknown.
+
+    Attributes:
+        loss_problem: why the loss is unknown; empty if it is known.
+        outputs_problem: why the outputs are unknown; empty if they are known.
+        losses: manual optimization: the numbers of the losses, among those handed to `backward`, that train θ.
+        loss_names: their names in the step.
+        batch_idx: the ``batch_idx`` to pass to every step; ``None``: the number of the batch.
+        call: the call whose output is the predictor; ``None``: it is the user's own function, or unknown.
+        repeatable: whether the call depends on its arguments alone, and can be repeated outside of the step.
+        rows_from: the number of the argument, among all tensors in them, that has a row for each row of the output.
+        as_samples: whether the output has a row for each sample of the batch.
+        outputs: the number of outputs in each row; 0 if unknown.
+        needs_graph: whether the loss cannot be computed without a graph, because it contains derivatives.
+        predictor: the choice in words.
+        beside: the names of the parameters that the loss depends on and the predictor does not.
+        remedy: what to pass for an unknown loss; empty: a loss function.
+    """
+
+    loss_problem: str = ""
+    outputs_problem: str = ""
+    losses: tuple[int, ...] = ()
+    loss_names: tuple[str, ...] = ()
+    batch_idx: int | None = None
+    call: CallOutput | None = None
+    repeatable: bool = False
+    rows_from: int | None = None
+    as_samples: bool = True
+    outputs: int = 0
+    needs_graph: bool = False
+    predictor: str = ""
+    beside: tuple[str, ...] = ()
+    remedy: str = ""
