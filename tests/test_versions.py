@@ -20,8 +20,8 @@ from lightning_normtheory.recipes.datasets import source
 from lightning_normtheory.record import jsonl
 from lightning_normtheory.record.history import read_history
 
-from support.image_files import ready, write_cifar10, write_folder, write_mnist
 from support.lit import Classifier, loader, trainer
+from support.recipes.image_files import ready, write_cifar10, write_folder, write_mnist
 from support.report_cases import awkward_rows, write_run
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +80,7 @@ def test_the_harm_would_be_seen():
     """Each of the three runs in a reader that allows it."""
     for read, hostile in ((pickle.loads, pickle.dumps(Harm())), (eval, EXPRESSION), (yaml.unsafe_load, TAG)):
         read(hostile)
+        assert Path("harm").exists()
         Path("harm").unlink()
 
 

@@ -276,6 +276,34 @@ def test_a_loss_that_asks_for_gradients_has_them_everywhere(recwarn):
     assert not [each for each in recwarn if "outside the module" in str(each.message)]
 
 
+class Penalty(Players):
+    """A critic whose gradient in its input is penalized, before anything else in the step."""
+
+    def training_step(self, batch, batch_idx):
+        x = batch[0]
+        first, second = self.optimizers()
+        mixed = (0.5 * x + 0.5 * self.first(x).detach()).requires_grad_()
+        (slope,) = torch.autograd.grad(self.second(mixed).square().sum(), mixed, create_graph=True)
+        second_loss = self.second_loss(x) + (slope.norm(dim=1) - 1).square().mean()
+        second.zero_grad()
+        self.manual_backward(second_loss)
+        second.step()
+        first_loss = self.first_loss(x)
+        first.zero_grad()
+        self.manual_backward(first_loss)
+        first.step()
+
+
+@pytest.mark.parametrize(("player", "predictor"), [("first", "first, call 3 of 3"), ("second", "second, call 1 of 3")])
+def test_players_with_a_penalty_on_gradients(player, predictor):
+    callback = NormTheory(parameters=player, on_error="raise", ntk_samples=8)
+    fit = trainer([callback], max_epochs=1)
+    fit.fit(Penalty("in turns"), data())
+    assert callback._findings.predictor == f"the output of {predictor}"
+    assert all(math.isfinite(fit.callback_metrics[f"normtheory/{name}"]) for name in ("rsc_ratio", "ntk_lambda_max"))
+    assert "normtheory/certificate_rate_measured" not in fit.callback_metrics  # steps of both are counted together
+
+
 class Scripted(Net):
     manual = False
 
