@@ -1,5 +1,6 @@
 """The base of every callback: schedule, probe, errors and state."""
 
+import math
 import re
 import time
 import warnings
@@ -18,6 +19,7 @@ from lightning_normtheory.callbacks.engine.checks import (
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.engine.guarded import GuardedCallback
 from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
+from lightning_normtheory.callbacks.engine.schedule import UNKNOWN_INTERVAL, Axis, Schedule, schedule_by_steps
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction
@@ -38,11 +40,14 @@ UserFunction = Callable[[Any, Any], Any]
 
 
 class DiagnosticCallback(GuardedCallback):
-    """Measures `diagnostics` at the end of training epochs, without changing the run.
+    """Measures `diagnostics` after epochs or optimizer steps of the training, without changing the run.
 
     Args:
         probe: the number of training samples to measure on, or a `Probe` that several callbacks share.
         every_n_epochs: measure after every n-th epoch.
+        every_n_steps: measure after every n-th optimizer step, as ``max_steps`` counts them, instead. If neither is
+            given, measure after every epoch; but if ``max_steps`` ends the run before an epoch is known to end, at
+            about 20 evenly spaced steps.
         loss: ``loss(module, batch)``, the mean loss of a batch, instead of the module's `training_step`.
         predict: ``predict(module, batch)``, the outputs of a batch, instead of what `training_step` computes: the
             output of the module's `forward`, or else of the submodule, from which the loss is computed.
@@ -68,21 +73,23 @@ class DiagnosticCallback(GuardedCallback):
     def __init__(
         self,
         probe: int | Probe = 512,
-        every_n_epochs: int = 1,
+        every_n_epochs: int | None = None,
         loss: UserFunction | None = None,
         predict: UserFunction | None = None,
         batch_stats: bool | None = None,
         prefix: str = "normtheory",
         on_error: Literal["warn", "raise"] = "warn",
         *,
+        every_n_steps: int | None = None,
         max_overhead: float | None = None,
         parameters: ParameterChoice | None = None,
     ) -> None:
         super().__init__()
-        check_arguments(every_n_epochs, batch_stats, prefix, on_error, loss=loss, predict=predict)
+        check_arguments(batch_stats, prefix, on_error, loss=loss, predict=predict)
         check_choice(parameters)
         self.probe = probe if isinstance(probe, Probe) else Probe(probe)
-        self.every_n_epochs = every_n_epochs
+        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
+        self._schedule = self._asked_schedule = Schedule.of_arguments(every_n_epochs, every_n_steps)
         self.loss = loss
         self.predict = predict
         self.batch_stats = batch_stats
@@ -114,6 +121,7 @@ class DiagnosticCallback(GuardedCallback):
         self._diagnostics = self.make_diagnostics()
         self._validation_probe = ValidationProbe(self.probe.samples, self.probe.seed)
         self._budget = TimeBudget(self.max_overhead)
+        self._schedule = self._asked_schedule
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._active = []
@@ -136,37 +144,52 @@ class DiagnosticCallback(GuardedCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         choose_parameters(pl_module, trainer.optimizers, self.parameters)  # raises an error if the choice is wrong
+        self._choose_schedule(trainer)
         if self._needs_probe:
             with self._budget.spending():
                 self.probe.prepare(trainer)
+        if self._lacks_samples:
+            message = f"the {self.probe.samples} samples of the probe are copied from the first batches"
+            rank_zero_info(f"{self.prefix}: {message}; measuring begins when they are complete.")
         self._find_validation_data(trainer)
+
+    def _choose_schedule(self, trainer: Trainer) -> None:
+        """Measure by steps where no epoch is known to end, unless the user has said what to do."""
+        found = schedule_by_steps(trainer) if self.every_n_epochs is None and self.every_n_steps is None else None
+        if found is not None:
+            self._schedule, reason = found
+            rank_zero_info(f"{self.prefix}: measuring {self._schedule.text}, since {reason}. every_n_steps= sets it.")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._budget.train()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._budget.train()  # a fit resumed in the middle of an epoch has no on_train_epoch_start
-        resumed = self._fit.phase is Phase.RESUMED
-        missed = resumed and batch_idx == 0 and self._missed_the_end(trainer)
-        if missed:
+        first, resumed = self._fit.phase is not Phase.RUNNING, self._fit.phase is Phase.RESUMED
+        self._fit.phase = Phase.RUNNING
+        if first and not resumed:  # a trainer may fit twice, and continues to count
+            self._fit.done = {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        missed = resumed and self._missed(trainer, batch_idx)
+        if missed and self._schedule.axis == "epoch":
             self.probe.complete(trainer.world_size)
         if self._needs_probe and self.probe.collecting:
             with self._budget.spending():
-                self.probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
-        if self._fit.phase.waiting:
-            # Not earlier: a training_step may need what the module prepares in its own start hooks.
-            self._fit.phase = Phase.RUNNING if resumed else Phase.STARTING
+                self.probe.collect(batch, batch_idx, trainer)
+        # Not earlier: a training_step may need what the module prepares in its own start hooks.
+        if self._needs_probe and (first or not (self._fit.start_measured or self.probe.collecting)):
             with self._budget.spending():
-                if self._needs_probe:
-                    self._begin(self._measurement(trainer, pl_module), resumed)
-                self._fit.phase = Phase.RUNNING
-                if missed:
-                    self._catch_up(trainer, pl_module)
+                self._begin(self._measurement(trainer, pl_module), first)
+        if missed:
+            with self._budget.spending():
+                self._catch_up(trainer, pl_module, batch_idx)
 
-    def _begin(self, measurement: EpochMeasurement, resumed: bool) -> None:
-        self._explore(measurement.function)
-        if not resumed and not self.probe.collecting:
+    def _begin(self, measurement: EpochMeasurement, first: bool) -> None:
+        """Find loss and predictor in the first batch; as soon as the probe is complete, measure the start."""
+        if first:
+            self._explore(measurement.function)
+        if not self._fit.start_measured and not self.probe.collecting:
             self._start_all(measurement)
+            self._fit.start_measured = True
 
     def _explore(self, function: MeasuredFunction) -> None:
         """Find loss and predictor. Leave out the diagnostics that need an unknown one, with one warning."""
@@ -187,35 +210,43 @@ class DiagnosticCallback(GuardedCallback):
             reason = f"In {type(function.model).__name__}, {found.loss_problem or found.outputs_problem}."
             self._leave_out(missing, f"{reason} {remedy}. A batch is {describe(data)}.")
 
-    def _missed_the_end(self, trainer: Trainer) -> bool:
-        """Whether the checkpoint is from the end of an epoch but older than its measurement: saved at the last step, or
-        when the measurement was interrupted. Lightning does not end such an epoch again."""
-        return self._fit.epochs_ended is not None and trainer.current_epoch > self._fit.epochs_ended
+    def _missed(self, trainer: Trainer, batch_idx: int = 0) -> bool:
+        """Whether the checkpoint is from the end of an epoch or step but older than its measurement: saved just before,
+        or when the measurement was interrupted. Lightning does not end that epoch or step again."""
+        axis = self._schedule.axis
+        between = axis == "step" or batch_idx == 0
+        return between and self._schedule.position(trainer) > self._fit.done.get(axis, math.inf)
 
-    def _catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure the epoch before, for the file only: the loggers are in the next epoch already."""
-        if self._is_due(trainer.current_epoch - 1):
+    def _catch_up(self, trainer: Trainer, pl_module: LightningModule, batch_idx: int) -> None:
+        """Measure the epoch or step before, for the file only: the loggers are further already."""
+        now = self._schedule.position(trainer)
+        if self._schedule.is_due(self._fit.done[self._schedule.axis], now) and not self._lacks_samples:
             metrics = self._measure(trainer, pl_module)
             named = {self._metric_name(name): value for name, value in metrics.items()}
-            self._write(trainer, named, trainer.current_epoch - 1)
-        self._fit.epochs_ended = trainer.current_epoch
+            self._write(trainer, named, trainer.current_epoch - (batch_idx == 0))
+        self._fit.done[self._schedule.axis] = now
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probe.release()
         if self._validation_probe is not None:
             self._validation_probe.release()
         self._conclude(trainer)
-        ended = self._fit.epochs_ended
-        if self._fit.phase is Phase.RESUMED and self._missed_the_end(trainer) and self._is_due(ended or 0):
-            rank_zero_warn(
-                f"{type(self).__name__} has not measured epoch {ended}: the checkpoint was saved at its last step,"
-                " before the measurement, and this fit has no epoch left in which to measure it. Raise max_epochs."
-            )
+        self._warn_of_missed_end(trainer)
         # Lightning skips a fit without batches, and with it every hook between on_fit_start and this one.
         if self._needs_probe and trainer.num_training_batches == 0 and trainer.limit_train_batches != 0:
             raise ValueError(
                 "Expected a training loader with at least one batch, but it is empty: nothing was trained and nothing"
                 " measured. Check the dataset's length and drop_last."
+            )
+
+    def _warn_of_missed_end(self, trainer: Trainer) -> None:
+        axis, now = self._schedule.axis, self._schedule.position(trainer)
+        missed = self._fit.phase is Phase.RESUMED and self._missed(trainer)
+        if missed and self._schedule.is_due(self._fit.done[axis], now):
+            which, saved = (now, "at it") if axis == "step" else (now - 1, "at its last step")
+            rank_zero_warn(
+                f"{type(self).__name__} has not measured {axis} {which}: the checkpoint was saved {saved}, before the"
+                f" measurement, and this fit has no {axis} left in which to measure it. Raise max_{axis}s."
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -238,26 +269,43 @@ class DiagnosticCallback(GuardedCallback):
         probe = self._validation_probe
         if probe is not None and probe.collecting and dataloader_idx == 0:
             with self._budget.spending():
-                probe.collect(batch, (trainer.current_epoch, batch_idx), trainer.world_size)
+                probe.collect(batch, batch_idx, trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validation_probe is not None:
             with self._budget.spending():
                 self._validation_probe.complete(trainer.world_size)
 
-    # -- every n-th epoch ----------------------------------------------------------------------------------------------
+    # -- every n-th step or epoch --------------------------------------------------------------------------------------
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now = trainer.global_step
+        # A checkpoint without the number of steps: begin to count here.
+        due = self._schedule.axis == "step" and self._schedule.is_due(self._fit.done.get("step", now), now)
+        if due and not self._lacks_samples:
+            self._measure_or_skip(trainer, pl_module)
+        self._fit.done["step"] = now
+        default = self.every_n_epochs is None and self._schedule.axis == "epoch"
+        if default and batch_idx + 1 == UNKNOWN_INTERVAL and math.isinf(trainer.num_training_batches):
+            message = f"{self.prefix} measures after each epoch, and this one goes on after {UNKNOWN_INTERVAL} batches."
+            self._warn_once("endless epoch", f"{message} Pass every_n_steps= to measure within it.")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._budget.pause()
         if self._needs_probe:
             with self._budget.spending():
                 self.probe.complete(trainer.world_size)
-        if self._is_due(trainer.current_epoch):
+        now = trainer.current_epoch + 1
+        if self._schedule.axis == "epoch" and self._schedule.is_due(now - 1, now):
             self._measure_or_skip(trainer, pl_module)
-        self._fit.epochs_ended = trainer.current_epoch + 1
+        self._fit.done["epoch"] = now
 
-    def _is_due(self, epoch: int) -> bool:
-        return (epoch + 1) % self.every_n_epochs == 0
+    @property
+    def _lacks_samples(self) -> bool:
+        """Whether there is nothing to measure on at this step: the batches of an iterable dataset are collected."""
+        return self._schedule.axis == "step" and self._needs_probe and self.probe.collecting
 
     def _measure_or_skip(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._affordable(trainer):
@@ -277,6 +325,7 @@ class DiagnosticCallback(GuardedCallback):
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         begin = time.perf_counter()
+        self._fit.start_measured = True  # what is measured now is what later measurements compare with
         measurement = self._measurement(trainer, pl_module)
         # Resumed at the end of an epoch, or layers were unfrozen: the inputs of the predictor may depend on them.
         if self._needs_probe and not self.probe.collecting and self._explored != tuple(measurement.function.theta):
@@ -298,9 +347,10 @@ class DiagnosticCallback(GuardedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         state = {
-            "settings": self.settings(),
-            "begun": self._fit.phase.start_measured,
-            "ended": self._fit.epochs_ended,
+            "settings": self._asked_settings(),
+            "begun": self._fit.start_measured,
+            "ended": self._fit.done.get("epoch"),
+            "steps": self._fit.done.get("step"),
             **self._facts.state_dict(),
             "probe": self.probe.state_dict() if self._needs_probe else None,
             "validation_probe": self._validation_probe.state_dict() if self._validation_probe is not None else None,
@@ -311,7 +361,7 @@ class DiagnosticCallback(GuardedCallback):
         return stored_once(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        changed = changed_settings(state_dict["settings"], self.settings())
+        changed = changed_settings(state_dict["settings"], self._asked_settings())
         for name, (before, now) in changed.items():
             rank_zero_warn(f"{type(self).__name__}: {name} was {before!r} in the checkpoint and is {now!r} now.")
         if state_dict["probe"] is not None:
@@ -328,8 +378,9 @@ class DiagnosticCallback(GuardedCallback):
             self._facts = KnownFacts.from_state(state_dict)
         self._budget.load_state_dict(state_dict.get("budget", {}))
         self._fit.reasons = state_dict.get("reasons", {})
-        self._fit.epochs_ended = state_dict.get("ended")
-        self._fit.phase = Phase.RESUMED if state_dict.get("begun", True) else Phase.FRESH
+        done: dict[Axis, int | None] = {"epoch": state_dict.get("ended"), "step": state_dict.get("steps")}
+        self._fit.done = {axis: position for axis, position in done.items() if position is not None}
+        self._fit.start_measured, self._fit.phase = state_dict.get("begun", True), Phase.RESUMED
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that the numbers depend on, for the file and the checkpoint."""
@@ -337,7 +388,7 @@ class DiagnosticCallback(GuardedCallback):
             "callback": type(self).__name__,
             "probe": self.probe.samples,
             "seed": self.probe.seed,
-            "every_n_epochs": self.every_n_epochs,
+            **self._schedule.settings(),
             "loss": _function_name(self.loss, "training_step"),
             "predict": _function_name(self.predict, "training_step"),
             "parameters": describe_choice(self.parameters),
@@ -346,6 +397,11 @@ class DiagnosticCallback(GuardedCallback):
             "on_error": self.on_error,
             "max_overhead": self.max_overhead,
         }
+
+    def _asked_settings(self) -> dict[str, Any]:
+        """Return the settings with the schedule that the user asked for: a checkpoint is loaded before the run's own
+        schedule is known."""
+        return {**self.settings(), **self._asked_schedule.settings()}
 
     def _notes(self) -> dict[str, Any]:
         if not self._needs_probe:

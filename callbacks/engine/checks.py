@@ -39,14 +39,12 @@ def refuse_unknown_arguments(cls: type, given: dict[str, Any]) -> None:
             raise TypeError(f"{cls.__name__} has no argument {name!r}.{hint} It takes {', '.join(known)}.")
 
 
-def check_arguments(every_n_epochs: Any, batch_stats: Any, prefix: str, on_error: str, **functions: Any) -> None:
+def check_arguments(batch_stats: Any, prefix: str, on_error: str, **functions: Any) -> None:
     """Check the arguments that all callbacks have.
 
     Raises:
         ValueError: or TypeError, with what was expected.
     """
-    if not isinstance(every_n_epochs, int) or every_n_epochs < 1:
-        raise ValueError(f"Expected every_n_epochs to be a positive integer, but got {every_n_epochs!r}.")
     if batch_stats not in (None, True, False):
         raise ValueError(f"Expected batch_stats to be True, False or None, but got {batch_stats!r}.")
     if not prefix or "/" in prefix or "." in prefix:

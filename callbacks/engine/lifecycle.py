@@ -4,26 +4,17 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from lightning_normtheory.callbacks.engine.schedule import Axis
+
 __all__ = ["FitState", "Phase"]
 
 
 class Phase(Enum):
-    """The phases of a fit, in order; a resumed fit goes from RESUMED to RUNNING."""
+    """The phases of a fit: FRESH or RESUMED, then RUNNING."""
 
     FRESH = auto()  # no checkpoint loaded, no batch seen
-    RESUMED = auto()  # a checkpoint loaded whose run had measured its start; no batch seen in this fit
-    STARTING = auto()  # the first batch has come, and the diagnostics measure their start
+    RESUMED = auto()  # a checkpoint loaded, no batch seen in this fit
     RUNNING = auto()
-
-    @property
-    def waiting(self) -> bool:
-        """Whether this fit has not seen a batch yet."""
-        return self in (Phase.FRESH, Phase.RESUMED)
-
-    @property
-    def start_measured(self) -> bool:
-        """Whether the quantities before the first step are known, from this fit or from the checkpoint."""
-        return self in (Phase.RESUMED, Phase.RUNNING)
 
 
 @dataclass
@@ -32,8 +23,10 @@ class FitState:
 
     Attributes:
         phase: see `Phase`.
-        epochs_ended: the number of epochs whose end, with its measurement, is done; ``None`` if a checkpoint does not
-            say.
+        start_measured: whether the diagnostics have measured what they compare with later, in this fit or in that of
+            the checkpoint. They do as soon as the probe is complete.
+        done: the numbers of epochs and of steps whose end, with its measurement, is done, by axis; empty if a
+            checkpoint does not say.
         logged: the metrics that each diagnostic logged last, by its key.
         header_notes: what the last header in the run's file says about the diagnostics.
         warned: the topics of the warnings given so far; each is given once.
@@ -42,7 +35,8 @@ class FitState:
     """
 
     phase: Phase = Phase.FRESH
-    epochs_ended: int | None = 0
+    start_measured: bool = False
+    done: dict[Axis, int] = field(default_factory=lambda: {"epoch": 0, "step": 0})
     logged: dict[str, tuple[str, ...]] = field(default_factory=dict)
     header_notes: dict[str, Any] | None = None
     warned: set[str] = field(default_factory=set)

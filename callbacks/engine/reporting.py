@@ -12,6 +12,7 @@ from lightning_normtheory.callbacks.engine.checks import refuse_unknown_argument
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.engine.host import HostCallback
 from lightning_normtheory.callbacks.engine.lifecycle import FitState
+from lightning_normtheory.callbacks.engine.schedule import Schedule
 from lightning_normtheory.callbacks.output import run_file, wandb
 from lightning_normtheory.callbacks.output.fit_end import conclude
 from lightning_normtheory.measuring.processes import FailedElsewhereError, Processes
@@ -31,6 +32,7 @@ class ReportingCallback(HostCallback):
 
     prefix: str
     on_error: Literal["warn", "raise"]
+    _schedule: Schedule
     _diagnostics: list[Diagnostic]
 
     # Here, not in the class whose __init__ has the arguments: jsonargparse would read them from __new__ instead.
@@ -68,10 +70,15 @@ class ReportingCallback(HostCallback):
         """Send metrics to the loggers and into the file."""
         named = {self._metric_name(name): value for name, value in metrics.items()}
         self._announce(trainer, {self._metric_name(name): name for name in metrics})
+        by_step = self._schedule.axis == "step"
         for name, value in named.items():
             # Two callbacks log `seconds` under one name: their total cost is the sum.
             reduce = "sum" if name.endswith("/seconds") else "mean"
-            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, reduce_fx=reduce)
+            pl_module.log(
+                name, value, on_step=by_step, on_epoch=not by_step, logger=not by_step, batch_size=1, reduce_fx=reduce
+            )
+        if by_step:  # to the loggers at once: Lightning logs only every `log_every_n_steps`-th step
+            trainer._logger_connector.log_metrics(dict(named))
         self._write(trainer, named)
 
     def _announce(self, trainer: Trainer, names: Mapping[str, str]) -> None:
@@ -133,7 +140,8 @@ class ReportingCallback(HostCallback):
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
         notes = self._notes()
         try:
-            about, epoch = {"settings": self.settings(), **notes}, trainer.current_epoch if epoch is None else epoch
+            about = {"axis": self._schedule.axis, "settings": self.settings(), **notes}
+            epoch = trainer.current_epoch if epoch is None else epoch
             # As clauses, which a reading can end with.
             reasons = {self._metric_name(k): " ".join(why.split()).rstrip(".") for k, why in self._fit.reasons.items()}
             first = notes != self._fit.header_notes

@@ -190,17 +190,26 @@ class Probe:
         self.collecting, self._collected = True, None
         self._batches, self._chunks, self._restored_data = [], [], []
 
-    def collect(self, batch: Any, position: tuple[int, int], world_size: int) -> None:
-        """Copy a passing batch, until there are enough samples. A batch that cannot be copied is left out.
+    def collect(self, batch: Any, batch_idx: int, trainer: Trainer) -> None:
+        """Copy a passing batch, and complete the probe as soon as all processes together have enough samples.
+
+        A batch that cannot be copied is left out.
 
         Args:
-            position: epoch and index of the batch: each callback that shares the probe passes it on.
+            batch_idx: each callback that shares the probe passes the batch on.
         """
+        position, world_size = (trainer.current_epoch, batch_idx), trainer.world_size
         if position == self._collected:
             return
         self._collected, self._alone = position, world_size == 1
-        if sum(held.samples for held in self._batches) * world_size >= self.samples:
-            return
+        self._copy(batch)
+        enough = torch.tensor(float(self.used * world_size >= self.samples), device=trainer.strategy.root_device)
+        if world_size > 1:  # batches may differ in size
+            enough = trainer.strategy.reduce(enough, reduce_op="mean")
+        if enough == 1:
+            self.complete(world_size)
+
+    def _copy(self, batch: Any) -> None:
         try:
             copied = to_cpu(copy.deepcopy(batch))
         except Exception as error:  # noqa: BLE001  # does not stop the training
@@ -213,8 +222,8 @@ class Probe:
             self._batches.append(ProbeBatch(copied, count_samples(copied), transferred=True))
 
     def complete(self, world_size: int) -> None:
-        """End the collecting, after the first epoch or validation: share the copies with all processes. If no process
-        has a copy yet, continue."""
+        """End the collecting, at the latest after the first epoch or validation, and share the copies with all
+        processes. If no process has a copy yet, continue."""
         if not self.collecting:
             return
         if world_size > 1:
