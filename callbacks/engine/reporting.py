@@ -145,7 +145,8 @@ class ReportingCallback(HostCallback):
             # As clauses, which a reading can end with.
             reasons = {self._metric_name(k): " ".join(why.split()).rstrip(".") for k, why in self._fit.reasons.items()}
             first = notes != self._fit.header_notes
-            run_file.write(trainer, about, metrics, users, reasons, epoch=epoch, first=first)
+            step = trainer.global_step
+            run_file.write(trainer, about, metrics, users, reasons, epoch=epoch, step=step, first=first)
             self._fit.header_notes = notes
         except Exception as error:  # noqa: BLE001  # such as a full disk
             self._warn_once("file", f"normtheory.jsonl could not be written: {error}. Training continues without it.")

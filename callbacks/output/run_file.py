@@ -46,15 +46,18 @@ def write(
     reasons: Mapping[str, str],
     *,
     epoch: int,
+    step: int,
     first: bool,
 ) -> None:
-    """Add the row of an epoch to the run's file.
+    """Add the row of a measurement to the run's file.
 
     Args:
-        about: what the header holds besides the run and the versions.
-        reasons: why metrics are NaN or missing, by their names: all that hold in this epoch, not only new ones, since a
-            file mixes the rows of several callbacks and of resumed runs.
+        about: what the header holds besides the run and the versions; ``axis``: whether the callback measures after an
+            ``"epoch"`` or a ``"step"``.
+        reasons: why metrics are NaN or missing, by their names: all that hold now, not only new ones, since a file
+            mixes the rows of several callbacks and of resumed runs.
         epoch: the epoch that was measured.
+        step: the number of optimizer steps before the measurement, ``trainer.global_step``.
         first: whether this is the callback's first row in this fit, or the header has changed: then the header is
             written before it, unless the file has the same one already, as in a resumed run.
 
@@ -64,7 +67,7 @@ def write(
     path = folder(trainer)
     row = {
         "epoch": epoch,
-        "step": trainer.global_step,
+        "step": step,
         "time": time.time(),
         "metrics": metrics,
         "user_metrics": user_metrics,
@@ -72,7 +75,8 @@ def write(
     if reasons:
         row["reasons"] = reasons
     run = f"{path.parent.name}/{path.name}"
-    header = {"run": run, "versions": versions(), "max_epochs": trainer.max_epochs, **about}
+    limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps if trainer.max_steps != -1 else None}
+    header = {"run": run, "versions": versions(), **limits, **about}
     jsonl.append(path / "normtheory.jsonl", header, row, first)
 
 

@@ -7,7 +7,7 @@ the trainer has a `WandbLogger`. The functions raise what the client raises; the
 import secrets
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from pytorch_lightning import Trainer
@@ -20,11 +20,11 @@ __all__ = ["define", "describe", "log_layer_table"]
 
 _WANDB_LOGGERS = {"pytorch_lightning.loggers.wandb.WandbLogger", "lightning.pytorch.loggers.wandb.WandbLogger"}
 _CONFIG_KEY = "normtheory"
-# The names defined in each run. Callbacks share names, and a trainer can continue the run of another trainer.
-_defined: "WeakKeyDictionary[Any, set[str]]" = WeakKeyDictionary()
+# The names defined in each run, with their axes. Callbacks share names, and a trainer can continue the run of another.
+_defined: "WeakKeyDictionary[Any, dict[str, str]]" = WeakKeyDictionary()
 
 
-def define(trainer: Trainer, names: Mapping[str, str]) -> None:
+def define(trainer: Trainer, names: Mapping[str, str], axis: Literal["epoch", "step"] = "epoch") -> None:
     """Define the axis and the summary of new metrics in each W&B run, before their first row.
 
     `WandbLogger` has defined ``*`` with the axis ``trainer/global_step``. Between two patterns W&B's choice is not
@@ -32,17 +32,20 @@ def define(trainer: Trainer, names: Mapping[str, str]) -> None:
 
     Args:
         names: the metrics as logged, each with its name without prefix: ``{"normtheory/loss": "loss"}``.
+        axis: whether they are measured by epochs or by steps. A name that one callback measures by epochs and another
+            by steps, such as ``normtheory/seconds``, has the steps: every row has both.
     """
 
     def define_in(logger: Any) -> None:
-        known = _defined.setdefault(logger.experiment, set())
+        known = _defined.setdefault(logger.experiment, {})
+        # The logger puts its prefix before the epoch, but not before the step.
+        step_metric = _as_logged(logger, "epoch") if axis == "epoch" else "trainer/global_step"
         for name, bare in names.items():
             logged = _as_logged(logger, name)
-            if logged not in known and "*" not in logged:  # a layer can have any name; a star would make a pattern
-                logger.experiment.define_metric(
-                    logged, step_metric=_as_logged(logger, "epoch"), summary=find_metric(bare).summary
-                )
-                known.add(logged)
+            if known.get(logged) in (axis, "step") or "*" in logged:  # a star in a layer's name would make a pattern
+                continue
+            logger.experiment.define_metric(logged, step_metric=step_metric, summary=find_metric(bare).summary)
+            known[logged] = axis
 
     _for_each_run(trainer, define_in)
 
@@ -83,9 +86,9 @@ def log_layer_table(trainer: Trainer, layers: Mapping[str, Mapping[str, float]],
     def log_in(logger: Any) -> None:
         # Imported here: with this logger wandb is installed.
         table = import_module("wandb").Table(columns=["layer", *quantities], data=rows)
-        # The step of the epoch's other metrics, which Lightning counts from 0. It becomes a column of the row; as
-        # W&B's own `step=` it would make W&B drop the row.
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+        # The last step of the fit, which Lightning counts from 0. It becomes a column of the row; as W&B's own `step=`
+        # it would make W&B drop the row.
+        step = max(trainer.fit_loop.epoch_loop._batches_that_stepped - 1, 0)
         logger.log_metrics({f"{prefix}_layers/table": table, "epoch": trainer.current_epoch - 1}, step)
 
     if layers:

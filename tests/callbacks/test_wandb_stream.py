@@ -80,6 +80,20 @@ def test_the_prefix_of_the_logger_belongs_to_the_names():
     assert {*defined(log), "mine-epoch"} <= logged
 
 
+def test_metrics_by_steps_have_the_global_step_as_their_axis_also_if_a_callback_measures_them_by_epochs():
+    log = wandb_logger(prefix="mine")
+    fit = SimpleNamespace(is_global_zero=True, loggers=[log])
+    for names, axis in ((("loss", "seconds"), "epoch"), (("rsc_ratio", "seconds"), "step"), (("seconds",), "epoch")):
+        wandb.define(fit, {f"normtheory/{name}": name for name in names}, axis=axis)
+    calls = [(call.args[0], call.kwargs["step_metric"]) for call in log.experiment.define_metric.call_args_list]
+    assert calls == [
+        ("mine-normtheory/loss", "mine-epoch"),
+        ("mine-normtheory/seconds", "mine-epoch"),
+        ("mine-normtheory/rsc_ratio", "trainer/global_step"),
+        ("mine-normtheory/seconds", "trainer/global_step"),
+    ]
+
+
 def test_a_layer_with_a_star_in_its_name_defines_no_pattern():
     log = wandb_logger()
     fit = short_fit(log)
