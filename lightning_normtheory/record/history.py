@@ -3,25 +3,28 @@
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from lightning_normtheory.record import jsonl
 from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.record.options import read_options
 from lightning_normtheory.record.theorem_status import TheoremStatus
 
-__all__ = ["History", "Row", "merge", "read_histories", "read_history"]
+__all__ = ["Axis", "History", "Row", "merge", "on_one_axis", "read_histories", "read_history"]
 
+Axis = Literal["epoch", "step"]
 T = TypeVar("T")
 
 
 class Row(NamedTuple):
-    """One measured epoch.
+    """One measurement, after an epoch or a step.
 
     Attributes:
+        epoch: counted from 0.
+        step: the number of optimizer steps before it.
         metrics: of the callbacks with the history's prefix, which is removed; names of layers begin with ``layers/``.
         users: what the run logged itself, such as ``val_loss``.
         logged: all metrics by their full names, including those of other prefixes.
@@ -49,11 +52,13 @@ class History:
         versions: of the packages.
         theorems: which of them apply to the network.
         optimizers: their classes, if a callback recorded them.
-        rows: one per measured epoch, in order.
+        rows: one per measured epoch or step, in order.
         max_epochs: the limit of the run; ``None`` without one.
         options: of the command line, such as ``{"model.width": 64}``; empty without a readable config.yaml.
         source: where the training data came from, if the run recorded it.
         measured: the loss, the predictor and the parameters that were measured, in words.
+        axis: what the rows are counted by; steps if a callback measures by steps.
+        max_steps: the limit of the run; ``None`` without one.
     """
 
     path: Path
@@ -68,6 +73,24 @@ class History:
     options: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     measured: dict[str, str] = field(default_factory=dict)
+    axis: Axis = "epoch"
+    max_steps: int | None = None
+
+    @property
+    def positions(self) -> list[int]:
+        """The epoch or the step of each row.
+
+        Example:
+            >>> rows = [Row(0, 50, 0.0, {}, {}), Row(0, 100, 0.0, {}, {})]
+            >>> History(Path(), "", "", rows=rows, axis="step").positions
+            [50, 100]
+        """
+        return [row.step if self.axis == "step" else row.epoch for row in self.rows]
+
+    @property
+    def measurements(self) -> list[Row]:
+        """The rows with metrics of this prefix, without those that ``max_overhead`` skipped."""
+        return [row for row in self.rows if row.metrics.keys() - {"skipped"}]
 
     @property
     def used_settings(self) -> list[dict[str, Any]]:
@@ -88,7 +111,7 @@ class History:
         return found
 
     def series(self, name: str) -> dict[int, float]:
-        """Return the values of a metric by epoch. The prefix ``users/`` selects what the run logged itself.
+        """Return the values of a metric by epoch or step. The prefix ``users/`` selects what the run logged itself.
 
         Example:
             >>> history = History(Path(), "", "", rows=[Row(3, 30, 0.0, {"loss": 0.5}, {"val_loss": 0.6})])
@@ -96,15 +119,15 @@ class History:
             ({3: 0.5}, {3: 0.6})
         """
         own = name.removeprefix("users/")
-        rows = [(row.epoch, row.metrics if own == name else row.users) for row in self.rows]
-        return {epoch: values[own] for epoch, values in rows if own in values}
+        values = [row.metrics if own == name else row.users for row in self.rows]
+        return {position: of[own] for position, of in zip(self.positions, values) if own in of}
 
     def last(self, name: str) -> float:
         """Return the last value of a metric, NaN if there is none."""
         return self.latest(name).get(name, math.nan)
 
     def latest(self, *names: str) -> dict[str, float]:
-        """Return the metrics of the last epoch that has all of these: only values of one epoch are comparable.
+        """Return the metrics of the last row that has all of these: only values of one row are comparable.
 
         Example:
             >>> rows = [Row(0, 1, 0.0, {"a": 1.0, "b": 2.0}, {}), Row(1, 2, 0.0, {"a": 3.0}, {})]
@@ -115,7 +138,7 @@ class History:
         return next((row.metrics for row in reversed(self.rows) if row.metrics.keys() >= set(names)), {})
 
     def reason(self, name: str, since: int = 0) -> str:
-        """Return why a metric is NaN or missing in the epochs from ``since`` on; empty if that is not known.
+        """Return why a metric is NaN or missing from the epoch or step ``since`` on; empty if that is not known.
 
         Example:
             >>> row = Row(0, 1, 0.0, {}, {}, reasons={"hessian_lambda_max": "no memory", "loss_ratio": "L is negative"})
@@ -123,12 +146,29 @@ class History:
             >>> [history.reason(name) for name in ("hessian_lambda_max_residual", "loss_ratio", "ntk_lambda_min")]
             ['no memory', 'L is negative', '']
         """
-        rows = [row for row in self.rows if row.epoch >= since and math.isnan(row.metrics.get(name, math.nan))]
-        return "; then ".join(filter(None, dict.fromkeys(_reason(name, row.reasons) for row in rows)))
+        rows = [row for position, row in zip(self.positions, self.rows) if position >= since]
+        undefined = [row for row in rows if math.isnan(row.metrics.get(name, math.nan))]
+        return "; then ".join(filter(None, dict.fromkeys(_reason(name, row.reasons) for row in undefined)))
 
     def names(self) -> list[str]:
         """Return the names of all metrics, in the order of their first appearance."""
         return list(dict.fromkeys(name for row in self.rows for name in row.metrics))
+
+
+def on_one_axis(histories: Iterable[History]) -> list[History]:
+    """Count all runs by steps if one is: every row has its step, and an epoch of one run is not one of another.
+
+    Example:
+        >>> rows = [Row(0, 50, 0.0, {}, {}), Row(1, 100, 0.0, {}, {})]
+        >>> runs = [History(Path(), "", "", rows=rows, axis=axis) for axis in ("epoch", "step")]
+        >>> [run.positions for run in on_one_axis(runs)], on_one_axis(runs[:1])[0].positions
+        ([[50, 100], [50, 100]], [0, 1])
+    """
+    histories = list(histories)
+    if all(history.axis == "epoch" for history in histories):
+        return histories
+    # A run may have epochs without a step, whose last row stands for them.
+    return [replace(each, axis="step", rows=[*{row.step: row for row in each.rows}.values()]) for each in histories]
 
 
 def read_histories(path: str | Path) -> list[History]:
@@ -156,14 +196,17 @@ def read_histories(path: str | Path) -> list[History]:
     if not headers:
         raise ValueError(f"Expected the normtheory.jsonl of a run, but {path} has no line with its settings.")
     prefixes = dict.fromkeys(map(_prefix, headers))
-    rows = merge(line for line in lines if "epoch" in line)
+    steps = {_prefix(header) for header in headers if header.get("axis") == "step"}
+    rows = [line for line in lines if "epoch" in line]
     options: dict[str, Any] = {}
     with suppress(ValueError):  # only `normtheory run` promises a config.yaml of this form
         options = read_options(path.with_name("config.yaml"))
     text = ""
     with suppress(OSError, UnicodeError):
         text = path.with_name("source.txt").read_text(encoding="utf-8").strip()
-    return [_history(path, prefix, headers, rows, options, text) for prefix in prefixes]
+    axes: dict[str, Axis] = {prefix: "step" if prefix in steps else "epoch" for prefix in prefixes}
+    merged = {axis: merge(rows, axis) for axis in set(axes.values())}
+    return [_history(path, prefix, headers, merged[axis], axis, options, text) for prefix, axis in axes.items()]
 
 
 def read_history(folder: Path) -> History:
@@ -190,7 +233,7 @@ def read_history(folder: Path) -> History:
         what = f"{len(found)}: {', '.join(str(path.parent) for path in found[:3])}" if found else "none"
         raise ValueError(
             f"Expected one normtheory.jsonl below {folder}, but there is {what}. "
-            "Name the folder of one run that has measured at least one epoch."
+            "Name the folder of one run that has measured at least once."
         )
     histories = read_histories(found[0])
     history = next((each for each in histories if each.prefix == "normtheory"), histories[0])
@@ -204,6 +247,7 @@ def _history(
     prefix: str,
     headers: Iterable[Mapping[str, Any]],
     rows: Iterable[Row],
+    axis: Axis,
     options: dict[str, Any],
     source: str,
 ) -> History:
@@ -238,6 +282,8 @@ def _history(
         options,
         source,
         known.get("measured", {}),
+        axis,
+        known.get("max_steps"),
     )
 
 
@@ -251,24 +297,38 @@ def _prefix(header: Mapping[str, Any]) -> str:
     return str(header.get("settings", {}).get("prefix", "normtheory"))
 
 
-def merge(lines: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Merge the lines of each epoch, which several callbacks or a resumed run wrote. The last value counts.
+def merge(lines: Iterable[Mapping[str, Any]], axis: Axis = "epoch") -> list[Row]:
+    """Merge the lines of each epoch or step, which several callbacks or a resumed run wrote. The last value counts.
+
+    A resumed run repeats steps, perhaps not the same ones: its first line replaces all lines of later steps.
 
     The line of one callback repeats the metrics of others among the user's: in float32, and from the previous epoch if
     it is written first. These copies are dropped. The names keep their prefix.
+
+    Example:
+        >>> lines = [{"epoch": 0, "step": step, "metrics": {}, "user_metrics": {}} for step in (10, 20, 30, 15, 25)]
+        >>> [row.step for row in merge(lines, "step")], [row.step for row in merge(lines)]
+        ([10, 15, 25], [25])
     """
-    lines = list(lines)
+    lines = [line for line in lines if axis in line]
     measured = {name for line in lines for name in line["metrics"]}
     rows: dict[int, Row] = {}
     seconds: dict[int, dict[str, float]] = {}
+    last = 0
     for line in lines:
-        row = rows.get(line["epoch"], Row(line["epoch"], 0, 0.0, {}, {}))
+        position = line[axis]
+        if axis == "step" and position < last:
+            rows = {step: row for step, row in rows.items() if step < position}
+            seconds = {step: parts for step, parts in seconds.items() if step < position}
+        last = position
+        row = rows.get(position, Row(line["epoch"], 0, 0.0, {}, {}))
         row.metrics.update(line["metrics"])
         reasons = {name: why for name, why in row.reasons.items() if name not in line["metrics"]}
         row.users.update({name: value for name, value in line["user_metrics"].items() if name not in measured})
         reasons |= line.get("reasons", {})
-        rows[row.epoch] = row._replace(step=line.get("step", 0), time=line.get("time", 0.0), reasons=reasons)
-        _add_seconds(line["metrics"], row.metrics, seconds.setdefault(row.epoch, {}))
+        now = {"epoch": line["epoch"], "step": line.get("step", 0), "time": line.get("time", 0.0)}
+        rows[position] = row._replace(**now, reasons=reasons)
+        _add_seconds(line["metrics"], row.metrics, seconds.setdefault(position, {}))
     return [row for _, row in sorted(rows.items())]
 
 

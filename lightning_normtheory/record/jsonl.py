@@ -1,7 +1,8 @@
-"""The JSON Lines file: one row per measured epoch, on disk before training goes on.
+"""The JSON Lines file: one row per measurement, on disk before training goes on.
 
-A line with ``schema`` is a header with the settings of the rows after it. Each callback writes one, and so does a
-resumed run whose settings or versions changed. Every other line is a row.
+A line with ``schema`` is a header with the settings of the rows after it, and with their ``axis``: whether the callback
+measures after an ``"epoch"`` or a ``"step"``. Each callback writes one, and so does a resumed run whose settings or
+versions changed. Every other line is a row, with its epoch and its step.
 """
 
 import json
@@ -45,7 +46,8 @@ def _contains(file: BinaryIO, line: bytes) -> bool:
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file with NaN and infinity restored, without lines that are truncated or not ours.
 
-    Rows of one epoch (of several callbacks, or repeated by a resumed run) must be merged in order; the last one counts.
+    Rows of one epoch or step (of several callbacks, or repeated by a resumed run) must be merged in order; the last one
+    counts.
 
     Example:
         >>> import tempfile
@@ -60,7 +62,7 @@ def read(path: str | Path) -> Iterator[dict[str, Any]]:
             try:
                 parsed = json.loads(line)
                 if "epoch" in parsed:
-                    parsed["epoch"] = int(parsed["epoch"])
+                    parsed.update({name: int(parsed[name]) for name in ("epoch", "step") if name in parsed})
                     for group in ("metrics", "user_metrics"):
                         parsed[group] = {name: float(value) for name, value in parsed.get(group, {}).items()}
                     parsed["reasons"] = {name: str(why) for name, why in parsed.get("reasons", {}).items()}

@@ -8,7 +8,7 @@ from lightning_normtheory.callbacks import ConvergenceCertificate, MinWeightNorm
 from lightning_normtheory.callbacks.output import run_file
 from lightning_normtheory.callbacks.output.fit_end import layers
 from lightning_normtheory.record import jsonl
-from lightning_normtheory.record.history import History, read_histories
+from lightning_normtheory.record.history import History, on_one_axis, read_histories
 
 from support.lit import Classifier, loader, trainer
 
@@ -90,6 +90,81 @@ def test_the_last_value_of_an_epoch_counts(path):
         jsonl.append(path, head(), line(0, loss=value))
     assert read_histories(path)[0].series("loss") == {0: 2.0}
     assert read_histories(path)[0].last("loss") == 2.0
+
+
+def step_line(step, prefix="normtheory", epoch=0, **metrics):
+    named = {f"{prefix}/{name}": value for name, value in metrics.items()}
+    return {"epoch": epoch, "step": step, "time": 0.5, "metrics": named, "user_metrics": {"train_loss": step / 10}}
+
+
+def by_steps(**settings):
+    return {**head(**settings), "axis": "step", "max_steps": 400, "max_epochs": -1}
+
+
+def test_a_run_by_steps_has_a_row_for_each_step(path):
+    for step in (100, 200, 300):
+        jsonl.append(path, by_steps(), step_line(step, loss=1 / step, seconds=1.0))
+        jsonl.append(path, by_steps(callback="Other"), step_line(step, rsc_ratio=2.0, seconds=2.0))
+    (history,) = read_histories(path)
+    assert (history.axis, history.max_steps, history.max_epochs) == ("step", 400, None)
+    assert history.positions == [100, 200, 300]
+    assert history.series("loss") == {step: 1 / step for step in history.positions}
+    assert history.series("seconds") == dict.fromkeys(history.positions, 3.0)
+    assert history.series("users/train_loss") == {100: 10.0, 200: 20.0, 300: 30.0}
+
+
+def test_a_file_of_an_older_version_is_by_epochs(path):
+    jsonl.append(path, head(), line(3, loss=1.0))
+    (history,) = read_histories(path)
+    assert (history.axis, history.max_steps, history.positions) == ("epoch", None, [3])
+
+
+def test_the_steps_that_a_resumed_run_repeats_replace_those_of_the_run_before(path):
+    for step in (100, 200, 300, 400):
+        jsonl.append(path, by_steps(every_n_steps=100), step_line(step, loss=1.0, seconds=1.0))
+        jsonl.append(path, by_steps(callback="Gone"), step_line(step, rsc_ratio=1.0, seconds=5.0))
+    for step in (200, 250):  # from a checkpoint of step 150, with another schedule and without a callback
+        jsonl.append(path, by_steps(every_n_steps=50), step_line(step, loss=2.0, seconds=2.0))
+    (history,) = read_histories(path)
+    assert history.series("loss") == {100: 1.0, 200: 2.0, 250: 2.0}
+    assert history.series("rsc_ratio") == {100: 1.0}
+    assert history.series("seconds") == {100: 6.0, 200: 2.0, 250: 2.0}
+
+
+def test_a_row_without_its_step_harms_no_row_by_steps(path):
+    jsonl.append(path, by_steps(), step_line(100, loss=1.0))
+    with path.open("a") as file:
+        file.write('{"epoch": 0}\n{"epoch": 0, "step": "x"}\n')
+    assert read_histories(path)[0].series("loss") == {100: 1.0}
+
+
+def test_callbacks_of_one_prefix_by_epochs_and_by_steps_are_a_run_by_steps(path):
+    for epoch in (0, 1):
+        for step in (epoch * 200 + 100, epoch * 200 + 200):
+            jsonl.append(path, by_steps(callback="A"), step_line(step, epoch=epoch, loss=1.0))
+        jsonl.append(path, head(callback="B"), step_line(epoch * 200 + 200, epoch=epoch, rsc_ratio=2.0))
+    (history,) = read_histories(path)
+    assert list(history.series("loss")) == [100, 200, 300, 400]
+    assert list(history.series("rsc_ratio")) == [200, 400]
+
+
+def test_each_prefix_of_a_file_has_its_own_axis(path):
+    for epoch in (0, 1):
+        for step in (epoch * 200 + 100, epoch * 200 + 200):
+            jsonl.append(path, by_steps(), step_line(step, epoch=epoch, loss=1.0))
+        jsonl.append(path, head(prefix="more"), step_line(epoch * 200 + 200, "more", epoch=epoch, loss=2.0))
+    first, second = read_histories(path)
+    assert list(first.series("loss")) == [100, 200, 300, 400]
+    assert second.series("loss") == {0: 2.0, 1: 2.0}
+    assert [list(run.series("loss")) for run in on_one_axis([first, second])] == [[100, 200, 300, 400], [200, 400]]
+
+
+def test_epochs_without_a_step_are_one_row_among_runs_by_steps(path, tmp_path):
+    for epoch in (0, 1, 2):
+        jsonl.append(path, head(), {**line(epoch, loss=1.0 + epoch), "step": 0})
+    jsonl.append(tmp_path / "steps", by_steps(), step_line(100, loss=1.0))
+    still, _ = on_one_axis([*read_histories(path), *read_histories(tmp_path / "steps")])
+    assert still.series("loss") == {0: 3.0}
 
 
 def test_a_reason_is_replaced_when_its_metric_is_measured_again(path):
