@@ -84,7 +84,7 @@ class ReportingCallback(HostCallback):
     def _announce(self, trainer: Trainer, names: Mapping[str, str]) -> None:
         """Define the metrics in W&B before they are logged."""
         try:
-            wandb.define(trainer, names)
+            wandb.define(trainer, names, self._schedule.axis)
             used = {name: note for name, note in self._notes().items() if name == "samples"}
             wandb.describe(trainer, {**self.settings(), **used})
         except Exception as error:  # noqa: BLE001  # of W&B's client
