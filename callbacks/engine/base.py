@@ -363,6 +363,8 @@ class DiagnosticCallback(GuardedCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         changed = changed_settings(state_dict["settings"], self._asked_settings())
         for name, (before, now) in changed.items():
+            if name.startswith("every_n_") and now is None:
+                continue  # the other one is named
             rank_zero_warn(f"{type(self).__name__}: {name} was {before!r} in the checkpoint and is {now!r} now.")
         if state_dict["probe"] is not None:
             self.probe.load_state_dict(state_dict["probe"])

@@ -386,8 +386,10 @@ def test_the_files_form(tmp_path):
     (path,) = tmp_path.rglob("normtheory.jsonl")
     first, *others = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
     assert set(first) == {
-        *("schema", "run", "versions", "max_epochs", "settings", "samples", "measured", "optimizers", "theorems")
+        *("schema", "run", "versions", "axis", "max_epochs", "max_steps", "settings", "samples", "measured"),
+        *("optimizers", "theorems"),
     }
+    assert first["axis"] == "epoch"
     assert first["measured"] == {
         "loss": "training_step",
         "predictor": "the output of forward",

@@ -114,13 +114,15 @@ def test_change_is_against_the_kernel_at_fit_start():
     assert [measured[epoch][f"{NTK}change_max"] for epoch in range(3)] == [max(changes[: i + 1]) for i in range(3)]
 
 
-def test_the_first_kernel_of_an_iterable_dataset_is_the_reference():
+@pytest.mark.parametrize("complete", [True, False])
+def test_the_reference_of_an_iterable_dataset_is_the_kernel_when_the_probe_is_complete(complete):
     class Plain(Stream):
         def __iter__(self):
             return iter(zip(self.x, self.y))
 
-    measured = fit(NTKLeastEigenvalue(on_error="raise", probe=16), Seeded(), data=DataLoader(Plain(), 8))
-    assert f"{NTK}change" not in measured[0]
+    probe = 16 if complete else 10**6  # all samples of the first epoch, if they do not suffice
+    measured = fit(NTKLeastEigenvalue(on_error="raise", probe=probe), Seeded(), data=DataLoader(Plain(), 8))
+    assert (f"{NTK}change" in measured[0]) == complete
     assert measured[1][f"{NTK}change"] > 0
 
 

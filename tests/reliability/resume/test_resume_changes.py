@@ -45,6 +45,7 @@ CALLBACKS = (
 OTHERS = {
     "probe": 30,
     "every_n_epochs": 3,
+    "every_n_steps": 7,
     "loss": half_square,
     "predict": doubled,
     "batch_stats": True,
