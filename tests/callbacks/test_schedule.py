@@ -139,12 +139,14 @@ def test_nothing_is_measured_before_the_probe_is_complete():
     assert sum(batch.samples for batch in callback.probe.batches(0, 1)) == 24
 
 
-def test_an_endless_epoch_is_pointed_out():
+def test_an_endless_epoch_is_pointed_out(monkeypatch):
+    monkeypatch.setattr("lightning_normtheory.callbacks.engine.base.UNKNOWN_INTERVAL", 10)
+
     class Stop(Callback):
         def on_train_batch_end(self, trainer, *_):
-            trainer.should_stop = trainer.global_step >= 1001
+            trainer.should_stop = trainer.global_step >= 11
 
-    with pytest.warns(UserWarning, match=r"this one goes on after 1000 batches. Pass every_n_steps="):
+    with pytest.warns(UserWarning, match=r"this one goes on after 10 batches. Pass every_n_steps="):
         trainer([MinWeightNorm(), Stop()], max_epochs=1).fit(Classifier(), endless())
 
 
