@@ -3,9 +3,9 @@
 In the order in which a measurement passes through the modules:
 
 * ``empirical``: the public function; chooses the precision and builds the result
-* ``precision``: lend the model parameters of another dtype
-* ``network``: run the model; parameters and WeightNorm weights as leaves of the graph
+* ``network``: run the model, also in another dtype; parameters and WeightNorm weights as leaves of the graph
 * ``strategies``: the ways to compute the kernel, tried in order until one fits
+* ``directions``: the combinations of outputs that are differentiated, random ones among them
 * ``plan``: choose for each parameter whether the structure of its layer gives its gradients
 * ``parameter_uses``: find the uses of each parameter in the autograd graph, one rule for each operation
 * ``sample_axis``: find the axis of the samples in a tensor inside the network

@@ -11,27 +11,35 @@ from torch import Tensor
 
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
 from lightning_normtheory.measuring.progress import tick
+from lightning_normtheory.ntk.directions import Cotangents
 from lightning_normtheory.ntk.factors import LeafFactors, Part, add_parts
 from lightning_normtheory.ntk.gradients import FactorsOf, GradientSource
 from lightning_normtheory.ntk.memory import portions_within_limit
 from lightning_normtheory.ntk.network import Leaf
 
-__all__ = ["PARTS", "Blocks", "assemble", "row_shares"]
+__all__ = ["PARTS", "Assembled", "Blocks", "assemble", "row_shares"]
 
 PARTS: tuple[Part, ...] = ("direction", "length", "rest")
 # layer -> part -> matrix; one layer with the name None if layers are not kept apart
 Blocks = dict[str | None, dict[Part, Tensor]]
 
 
+class Assembled(NamedTuple):
+    """The kernel in blocks and, for random directions, the kernel of each direction (m, n, n)."""
+
+    blocks: Blocks
+    by_direction: Tensor | None
+
+
 def assemble(
     source: GradientSource,
-    cotangents: Tensor,
+    cotangents: Cotangents,
     *,
     folded: bool,
     layers: bool,
     processes: Processes = SINGLE_PROCESS,
     divisor: int = 1,
-) -> Blocks | Refusal:
+) -> Assembled | Refusal:
     """Compute Σ_leaf ⟨∇_i, ∇_j⟩ by part, and by layer if asked for.
 
     Args:
@@ -43,29 +51,40 @@ def assemble(
         A refusal if the source cannot give the gradients of some samples.
     """
     per_sample = 1 if folded else len(cotangents)
-    blocks = processes.run_on_all(lambda: _empty_blocks(source, per_sample, cotangents.device, layers))
-    outputs, portions = portions_within_limit(source, len(cotangents), folded, cotangents.element_size(), divisor)
+    like = cotangents.like
+    blocks = processes.run_on_all(lambda: _empty_blocks(source, per_sample, like.device, layers))
+    singles: Tensor | None = None
+    if cotangents.random:
+        matrix = next(iter(blocks.values()))["rest"]
+        singles = matrix.new_zeros(len(cotangents), *matrix.shape)
+    outputs, portions = portions_within_limit(source, len(cotangents), folded, like.element_size(), divisor)
     for some in outputs:
+        chosen = cotangents[some]
         for index, rows in enumerate(portions):
-            first = source.gradients(rows.group, rows.which, cotangents[some], folded)
+            first = source.gradients(rows.group, rows.which, chosen, folded)
             if isinstance(first, Refusal):
                 return first
             for cols in portions[index:]:
                 same = cols is rows
-                second = first if same else source.gradients(cols.group, cols.which, cotangents[some], folded)
+                second = first if same else source.gradients(cols.group, cols.which, chosen, folded)
                 if isinstance(second, Refusal):
                     return second
                 where = rows.rows(per_sample), cols.rows(per_sample)
                 share = row_shares(rows.samples, processes.count, upper=same)[processes.rank]
                 pair = _Pair(first, second, where, share, per_sample)
-                refusal = processes.run_on_all(partial(_add_block, blocks, source.leaves, pair, layers))
+                mine = None if singles is None else singles[some]
+                refusal = processes.run_on_all(partial(_add_block, blocks, source.leaves, pair, layers, mine))
                 if refusal is not None:
                     return refusal
     for parts in blocks.values():
         for part, matrix in parts.items():
             parts[part] = processes.sum(matrix)
             _mirror(parts[part])
-    return blocks
+    if singles is not None:
+        singles = processes.sum(singles)
+        for single in singles:
+            _mirror(single)
+    return Assembled(blocks, singles)
 
 
 def _empty_blocks(source: GradientSource, per_sample: int, device: torch.device, layers: bool) -> Blocks:
@@ -119,7 +138,10 @@ class _Pair(NamedTuple):
 
 
 @torch.no_grad()
-def _add_block(blocks: Blocks, leaves: Sequence[Leaf], pair: _Pair, layers: bool) -> Refusal | None:
+def _add_block(
+    blocks: Blocks, leaves: Sequence[Leaf], pair: _Pair, layers: bool, singles: Tensor | None
+) -> Refusal | None:
+    """Add the Gram matrices of all leaves; those of single directions also to ``singles``, if they are wanted."""
     for leaf in leaves:
         tick("block")
         if pair.share.start == pair.share.stop:  # more processes than rows
@@ -130,10 +152,21 @@ def _add_block(blocks: Blocks, leaves: Sequence[Leaf], pair: _Pair, layers: bool
             return first
         if isinstance(second, Refusal):
             return second
+        parts = blocks[leaf.layer if layers else None]
         for share, rows, cols in pair.shares(first, second):
-            parts = blocks[leaf.layer if layers else None].items()
-            out = {part: matrix[pair.where][share] for part, matrix in parts}
-            add_parts(out, leaf.part, rows, cols, weight_norm=leaf.weight_norm)
+            out = {part: matrix[pair.where][share] for part, matrix in parts.items()}
+            if singles is None:
+                add_parts(out, leaf.part, rows, cols, weight_norm=leaf.weight_norm)
+                continue
+            touched: tuple[Part, ...] = (leaf.part,) if leaf.weight_norm is None else ("length", "direction")
+            for number, single in enumerate(singles):
+                mine = rows.only(number)
+                found = {part: torch.zeros_like(out[part]) for part in touched}
+                theirs = mine if cols is rows else cols.only(number)
+                add_parts(found, leaf.part, mine, theirs, weight_norm=leaf.weight_norm)
+                for part, matrix in found.items():
+                    out[part] += matrix
+                    single[pair.where][share] += matrix
     return None
 
 

@@ -13,11 +13,10 @@ from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import trainable_parameters
 from lightning_normtheory.model.layers import refuse_uninitialized, with_batch_statistics
-from lightning_normtheory.ntk.assembly import PARTS, Blocks
+from lightning_normtheory.ntk.assembly import PARTS, Assembled
 from lightning_normtheory.ntk.gradients import CoupledSamples, GradientSource, IndependentSamples
 from lightning_normtheory.ntk.memory import retry_with_less
-from lightning_normtheory.ntk.network import Network
-from lightning_normtheory.ntk.precision import Converted
+from lightning_normtheory.ntk.network import Converted, Network
 from lightning_normtheory.ntk.rank import count_distinct, gradient_dimensions
 from lightning_normtheory.ntk.result import KernelParts, Outputs, TangentKernel
 from lightning_normtheory.ntk.strategies import KernelTask, compute_kernel
@@ -41,12 +40,18 @@ def empirical_ntk(
     batch_stats: bool | None = None,
     dtype: torch.dtype | None = None,
     layers: bool = False,
+    directions: int | None = None,
+    seed: int = 0,
 ) -> TangentKernel:
     """K[(i,h), (j,h')] = ⟨∇_θ f_h(x_i), ∇_θ f_h'(x_j)⟩ over the trainable parameters, exact, without a Jacobian.
 
     For a weight matrix, the kernel is a product of the Gram matrices of what enters the layer and of the gradients at
     its output; with WeightNorm w = g v/‖v‖ it splits into the part of the directions v and that of the lengths g (DGM,
     Section 3). Only gradients at the outputs of layers are computed, one backward pass for each output h.
+
+    With many outputs, ``directions=m`` estimates the trace kernel from m random directions z_r, vectors of k signs:
+    K̂ = (1/(mk)) Σ_r K(z_r), where K(z)_ij = ⟨∇(z·f)(x_i), ∇(z·f)(x_j)⟩. It is unbiased, takes m backward passes, and
+    the result has standard errors.
 
     Args:
         model: f; outputs of shape (n, …), where all axes but the first count as the k outputs. Dropout is off.
@@ -58,6 +63,8 @@ def empirical_ntk(
             the derivative goes through the batch, and it takes nk backward passes. ``None``: as each BatchNorm is set.
         dtype: of the products. ``None``: that of the model, repeated in float64 if λ_min comes near its floor.
         layers: also keep the parts of every layer, each as large as the kernel.
+        directions: m, for ``"trace"`` only; ``None``, or k and more: exact. The m kernels (n, n) are kept as well.
+        seed: of the directions, which are the same in every call with as many outputs.
 
     Example:
         f = w·x has the kernel x xᵀ; with w = g v/‖v‖ in one dimension only the length g can change f
@@ -71,7 +78,14 @@ def empirical_ntk(
         (tensor([[4.]], dtype=torch.float64), tensor([[0.]], dtype=torch.float64))
     """
     found = tangent_kernel_of_batches(
-        model, [SampleBatch.whole(x)], outputs=outputs, batch_stats=batch_stats, dtype=dtype, layers=layers
+        model,
+        [SampleBatch.whole(x)],
+        outputs=outputs,
+        batch_stats=batch_stats,
+        dtype=dtype,
+        layers=layers,
+        directions=directions,
+        seed=seed,
     )
     if found.remark:
         warnings.warn(found.remark, stacklevel=2)
@@ -88,6 +102,8 @@ def tangent_kernel_of_batches(
     batch_stats: bool | None = None,
     dtype: torch.dtype | None = None,
     layers: bool = False,
+    directions: int | None = None,
+    seed: int = 0,
     seen: Sequence[SampleBatch] | None = None,
     processes: Processes = SINGLE_PROCESS,
 ) -> TangentKernel:
@@ -102,6 +118,11 @@ def tangent_kernel_of_batches(
         raise ValueError(f"Expected outputs to be 'full', 'trace' or 'sum', but got {outputs!r}.")
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"Expected dtype to be torch.float32, torch.float64 or None, but got {dtype!r}.")
+    if directions is not None and (outputs != "trace" or type(directions) is not int or directions < 1):
+        raise ValueError(
+            "Expected directions to be a positive integer, for outputs='trace', but got "
+            f"{directions!r} and outputs={outputs!r}."
+        )
     refuse_uninitialized(model)
     trainable_parameters(model)
 
@@ -109,7 +130,11 @@ def tangent_kernel_of_batches(
         device = next(iter(model.parameters())).device.type
         without_autocast = torch.autocast(device, enabled=False)
         with preserve_state(model, batch_stats=batch_stats) as reset_state, torch.enable_grad(), without_autocast:
-            return _measure(model, reset_state, batches, outputs, dtype, layers, seen, processes)
+            network = _network(model, reset_state, dtype)
+            mine = batches if dtype is None else [batch.to(dtype) for batch in batches]
+            task = KernelTask(network, mine, outputs, layers, processes, directions, seed)
+            source, found = retry_with_less(lambda divisor: compute_kernel(replace(task, divisor=divisor)), processes)
+            return _result(task, source, found, seen or mine)
 
     lowest = min((p.dtype for p in model.parameters() if p.requires_grad), key=lambda d: d.itemsize)
     found = processes.run_on_all(lambda: measure(torch.float32 if dtype is None and lowest.itemsize < 4 else dtype))
@@ -132,33 +157,16 @@ def tangent_kernel_of_batches(
     return found if other else again
 
 
-def _measure(
-    model: nn.Module,
-    reset_state: Callable[[], object],
-    batches: Sequence[SampleBatch],
-    outputs: Outputs,
-    dtype: torch.dtype | None,
-    layers: bool,
-    seen: Sequence[SampleBatch] | None,
-    processes: Processes,
-) -> TangentKernel:
-    converted = None
-    if dtype is not None and any(p.dtype != dtype for p in model.parameters()):
-        converted = Converted(model, dtype)
-    if dtype is not None:
-        batches = [batch.to(dtype) for batch in batches]
-    network = Network(model, reset_state, converted)
-    task = KernelTask(network, batches, outputs, layers, processes)
-    source, blocks = retry_with_less(lambda divisor: compute_kernel(replace(task, divisor=divisor)), processes)
-    return _result(network, source, blocks, outputs, seen or batches)
+def _network(model: nn.Module, reset_state: Callable[[], object], dtype: torch.dtype | None) -> Network:
+    other = dtype is not None and any(p.dtype != dtype for p in model.parameters())
+    return Network(model, reset_state, Converted(model, dtype) if other and dtype is not None else None)
 
 
-def _result(
-    network: Network, source: GradientSource, blocks: Blocks, outputs: Outputs, seen: Sequence[SampleBatch]
-) -> TangentKernel:
-    if outputs == "trace":
+def _result(task: KernelTask, source: GradientSource, found: Assembled, seen: Sequence[SampleBatch]) -> TangentKernel:
+    network, blocks, singles, k = task.network, found.blocks, found.by_direction, source.outputs
+    if task.outputs == "trace":
         for matrix in (matrix for parts in blocks.values() for matrix in parts.values()):
-            matrix /= source.outputs
+            matrix /= k if singles is None else k * len(singles)
     direction, length, rest = (_sum([parts[part] for parts in blocks.values()]) for part in PARTS)
     samples = sum(source.sizes)
     distinct = count_distinct(seen)
@@ -170,17 +178,18 @@ def _result(
         direction,
         length,
         rest,
-        outputs=outputs,
-        number_of_outputs=source.outputs,
+        outputs=task.outputs,
+        number_of_outputs=k,
         dtype=min((leaf.tensor.dtype for leaf in source.leaves), key=lambda dtype: dtype.itemsize),
         parameters=sum(leaf.tensor.numel() for leaf in network.parameters),
         lengths=sum(leaf.tensor.numel() for leaf in network.parameters if leaf.part == "length"),
-        rank_limit=_rank_limit(network, source, distinct, outputs),
+        rank_limit=_rank_limit(task, source, distinct),
         duplicates=samples - distinct,
         one_by_one=tuple(leaf.name for leaf in source.one_by_one),
         coupled=coupled,
         remark=_SAMPLES_INTERACT if coupled and not with_batch_statistics(network.model) else "",
         layers={name: KernelParts(**parts) for name, parts in blocks.items() if name is not None},
+        by_direction=None if singles is None else singles / k,
     )
 
 
@@ -191,10 +200,10 @@ def _sum(matrices: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _rank_limit(network: Network, source: GradientSource, distinct: int, outputs: Outputs) -> int:
+def _rank_limit(task: KernelTask, source: GradientSource, distinct: int) -> int:
     # If a direction v is also used outside its WeightNorm, its gradient has all dimensions.
-    apart = isinstance(source, IndependentSamples) and not network.weights.composed
-    dimensions, k = gradient_dimensions(network.model, across_directions=apart), source.outputs
-    if outputs == "full":
-        return min(distinct * k, dimensions)
-    return min(distinct, dimensions * k if outputs == "trace" else dimensions)
+    apart = isinstance(source, IndependentSamples) and not task.network.weights.composed
+    dimensions = gradient_dimensions(task.network.model, across_directions=apart)
+    if task.outputs == "full":
+        return min(distinct * source.outputs, dimensions)
+    return min(distinct, dimensions * len(task.cotangents(source.outputs)))

@@ -39,6 +39,9 @@ class Weight:
         result = None if self.result is None else self.result._replace(values=self.result.values[which])
         return Weight(Factors(rows, cols), result)
 
+    def only(self, output: int) -> "Weight":
+        return Weight(Factors(*(_only(side, output) for side in self.factors)), self.result)
+
     def gradients(self) -> "Gradients":
         values = []
         for r, c in _paired(*self.factors):
@@ -58,6 +61,9 @@ class Table:
 
     def some(self, which: slice) -> "Table":
         return Table([rows[which] for rows in self.rows], self.indices[which], self.entries)
+
+    def only(self, output: int) -> "Table":
+        return Table(_only(self.rows, output), self.indices, self.entries)
 
     def gradients(self) -> "Gradients":
         values = []
@@ -82,12 +88,21 @@ class Gradients:
     def some(self, which: slice) -> "Gradients":
         return Gradients([values[which] for values in self.values])
 
+    def only(self, output: int) -> "Gradients":
+        return Gradients(_only(self.values, output))
+
     def gradients(self) -> "Gradients":
         return self
 
 
-# Each has `some`, which selects samples, and `gradients`, which forms the gradients.
+# Each has `some`, which selects samples, `only`, which selects an output of a list, and `gradients`, which forms the
+# gradients.
 LeafFactors = Weight | Table | Gradients
+
+
+def _only(values: Sequence[Tensor], output: int) -> list[Tensor]:
+    """Select an output; a list of one stands for all outputs."""
+    return [values[output if len(values) > 1 else 0]]
 
 
 def site_factors(

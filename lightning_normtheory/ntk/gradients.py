@@ -1,6 +1,6 @@
 """Compute the gradients of samples: from the structure of the layers, in a sample loop, or through the whole batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,10 +11,11 @@ from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, 
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import some_samples
+from lightning_normtheory.ntk.directions import Cotangents, mixing_weights
 from lightning_normtheory.ntk.factors import Gradients, LeafFactors
 from lightning_normtheory.ntk.network import Leaf, Network
 from lightning_normtheory.ntk.parameter_uses import Use
-from lightning_normtheory.ntk.plan import Plan, backward, leaf_factors, make_plan, mixing_weights
+from lightning_normtheory.ntk.plan import Plan, backward, leaf_factors, make_plan
 from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS, Evidence, at_use
 
 __all__ = ["CoupledSamples", "FactorsOf", "GradientSource", "IndependentSamples"]
@@ -86,7 +87,7 @@ class IndependentSamples:
         cls,
         network: Network,
         groups: Sequence[tuple[Any, int]],
-        cotangents_of: Callable[[int], Tensor],
+        cotangents_of: Callable[[int], Cotangents],
         *,
         structured: bool,
         processes: Processes = SINGLE_PROCESS,
@@ -95,7 +96,7 @@ class IndependentSamples:
         """Plan each group from a few samples, spread over it.
 
         Args:
-            cotangents_of: makes the cotangents (c, k) for k outputs.
+            cotangents_of: makes the cotangents for k outputs.
             structured: whether to use the structure at all.
             divisor: try this many times fewer samples.
         """
@@ -160,7 +161,7 @@ class IndependentSamples:
         """Check the axes of the samples and, for the samples of the plan among these, the gradients at all uses."""
         samples = which.stop - which.start
         mine, theirs = plan.evidence.common(which.start, samples)
-        weights = mixing_weights(by_output[0][0].new_empty(plan.cotangents))
+        weights = mixing_weights(plan.cotangents, by_output[0][0])
         for index in (index for leaf in self._structured for index in plan.structured[leaf]):
             gradients, axis = [each[index] for each in by_output], plan.axes[index]
             if axis is None or not axis.fits(gradients[0], samples):
@@ -233,9 +234,7 @@ class CoupledSamples:
         output = self.network(batch.x, batch.samples)
         values = _empty(self.leaves, which.stop - which.start, len(cotangents))
         for i in range(which.start, which.stop)[self._processes.rank :: self._processes.count]:
-            cotangent = cotangents.new_zeros(len(cotangents), *output.shape)
-            cotangent[:, i] = cotangents
-            _fill(values, i - which.start, output, cotangent)
+            _fill(values, i - which.start, output, (_at_sample(i, row, len(output)) for row in cotangents))
         return values
 
 
@@ -243,7 +242,14 @@ def _empty(leaves: Sequence[Leaf], samples: int, outputs: int) -> dict[Leaf, Ten
     return {leaf: leaf.tensor.new_zeros(samples, outputs, leaf.tensor.numel()) for leaf in leaves}
 
 
-def _fill(values: dict[Leaf, Tensor], sample: int, output: Tensor, cotangents: Tensor) -> None:
+def _at_sample(sample: int, cotangent: Tensor, samples: int) -> Tensor:
+    """The cotangent (k,) of one sample, and zero for the others of the batch."""
+    whole = cotangent.new_zeros(samples, len(cotangent))
+    whole[sample] = cotangent
+    return whole
+
+
+def _fill(values: dict[Leaf, Tensor], sample: int, output: Tensor, cotangents: Iterable[Tensor]) -> None:
     """Compute the gradients of one sample with plain autograd, one pass for each cotangent."""
     tensors = [leaf.tensor for leaf in values]
     for h, cotangent in enumerate(cotangents):

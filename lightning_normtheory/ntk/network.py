@@ -1,4 +1,4 @@
-"""Run a network for the tangent kernel: outputs with a graph, and the leaves in which they are differentiated."""
+"""Run a network for the tangent kernel: outputs with a graph, the leaves to differentiate in, another precision."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_normtheory.autodiff.graph import refuse_reentrant_checkpoints
+from lightning_normtheory.autodiff.graph import leaves, refuse_reentrant_checkpoints
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights, WeightNormMap
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_output_samples, map_leaves, require_graph, trainable_parameters
 from lightning_normtheory.model.layers import layer_of_parameter, weight_norm_parameters
 from lightning_normtheory.ntk.factors import Part, Result
-from lightning_normtheory.ntk.precision import Converted
 
-__all__ = ["Leaf", "Network", "RecordingWeights"]
+__all__ = ["Converted", "Leaf", "Network", "RecordingWeights"]
 
 _LAYERS = {nn.functional.linear, nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d}
 _Clone = type(torch.ones(1, requires_grad=True).clone().grad_fn)
@@ -64,6 +63,48 @@ class RecordingWeights(EffectiveWeights):
         if bias is None:
             return Result(values, values.new_zeros(1))
         return Result(values - bias.view(-1, *[1] * (values.dim() - 2)), bias)
+
+
+class Converted:
+    """Lend a model parameters and buffers of another dtype. Use it inside `preserve_state`, which restores its own.
+
+    The model's own parameters are not changed: assigning data of another dtype to a parameter makes torch drop the
+    hooks on its gradient, among them those with which processes exchange gradients.
+
+    Args:
+        model: call `Converted.apply` now, and again whenever its state has been reset.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._model, self._dtype = model, dtype
+        self._originals = [p for p in model.parameters() if p.is_floating_point()]
+        self._lent = {id(p): nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad) for p in self._originals}
+
+    def apply(self) -> None:
+        for original in self._originals:
+            self._lent[id(original)].data.copy_(original)  # the last forward pass may have written to it
+        for module in self._model.modules():
+            for place in (module._parameters, vars(module)):
+                for name, value in list(place.items()):
+                    if id(value) in self._lent:
+                        place[name] = self._lent[id(value)]
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_floating_point():
+                    module._buffers[name] = buffer.to(self._dtype)
+            if isinstance(module, nn.RNNBase):  # also keeps its weights in a list
+                module._flat_weights = [self._lent.get(id(weight), weight) for weight in module._flat_weights]
+
+    def check(self, output: Tensor) -> None:
+        """
+        Raises:
+            RuntimeError: if the model used one of its own parameters, which it keeps outside its modules.
+        """
+        own = {id(p) for p in self._originals}
+        if any(id(leaf) in own for leaf in leaves(output)):
+            raise RuntimeError(
+                f"Expected parameters as attributes of modules, but {type(self._model).__name__} uses one that it keeps"
+                " elsewhere, for example in a list. Assign it to a module."
+            )
 
 
 class Network:

@@ -12,13 +12,14 @@ from torch import Tensor
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.processes import Refusal
 from lightning_normtheory.measuring.progress import tick
+from lightning_normtheory.ntk.directions import Cotangents
 from lightning_normtheory.ntk.factors import LeafFactors, Part, Weight, add_parts, join, site_factors
 from lightning_normtheory.ntk.network import Leaf, Network, RecordingWeights
 from lightning_normtheory.ntk.parameter_uses import Use, parameter_uses, passes_on
 from lightning_normtheory.ntk.sample_axis import SampleAxis, find_sample_axis
 from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS, Evidence, at_use
 
-__all__ = ["Plan", "backward", "leaf_factors", "make_plan", "mixing_weights"]
+__all__ = ["Plan", "backward", "leaf_factors", "make_plan"]
 
 
 @dataclass
@@ -62,13 +63,8 @@ def _describe(uses: Iterable[Use]) -> list[str]:
     return [f"{use.edge.node.name()} {id(use.leaf)} {type(use.site).__name__}" for use in uses]
 
 
-def mixing_weights(cotangents: Tensor) -> Tensor:
-    """(c,), to mix outputs so that one backward pass stands for all: all different, none zero."""
-    return torch.linspace(1, 2, len(cotangents), dtype=cotangents.dtype, device=cotangents.device)
-
-
 def make_plan(
-    network: Network, x: Any, which: Tensor, cotangents_of: Callable[[int], Tensor], *, structured: bool = True
+    network: Network, x: Any, which: Tensor, cotangents_of: Callable[[int], Cotangents], *, structured: bool = True
 ) -> Plan | Refusal:
     """Run a few samples, find their axes, and compare the gradients that the structure gives with autograd's.
 
@@ -76,7 +72,7 @@ def make_plan(
 
     Args:
         x: the samples with the indices ``which``, in a batch by themselves.
-        cotangents_of: makes the cotangents (c, k) for k outputs.
+        cotangents_of: makes the cotangents for k outputs.
         structured: whether to use the structure at all; otherwise every leaf is left to the sample loop.
     """
     samples = len(which)
@@ -96,8 +92,8 @@ def make_plan(
     if _has_other_uses(network, uses):
         network.weights.compose()
         return make_plan(network, x, which, cotangents_of)
-    cotangents = cotangents_of(k).to(output)
-    mixed, plan.cotangents = mixing_weights(cotangents) @ cotangents, len(cotangents)
+    cotangents = cotangents_of(k)
+    mixed, plan.cotangents = cotangents.mixed().to(output), len(cotangents)
     gradients = _examine_uses(plan, network, output, uses, mixed)
     if gradients is None:
         return STRUCTURE_DIFFERS

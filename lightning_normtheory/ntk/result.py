@@ -47,6 +47,7 @@ class TangentKernel:
         coupled: whether samples interact, so that the derivative goes through the batch.
         remark: a warning if they interact for another reason than BatchNorm's batch statistics.
         layers: the parts of each layer, by module name, if asked for.
+        by_direction: for an estimate, K(z_r)/k of the random directions (m, n, n), whose mean is ``kernel``.
     """
 
     kernel: Tensor = field(repr=False)
@@ -64,6 +65,45 @@ class TangentKernel:
     coupled: bool = False
     remark: str = ""
     layers: Mapping[str, KernelParts] = field(default_factory=dict, repr=False)
+    by_direction: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def directions(self) -> int | None:
+        """m, the number of random directions of an estimate; ``None`` if the kernel is exact."""
+        return None if self.by_direction is None else len(self.by_direction)
+
+    @property
+    def kernel_error(self) -> Tensor:
+        """The standard error of each entry (n, n): zero if the kernel is exact, NaN for a single direction."""
+        return torch.zeros_like(self.kernel) if self.by_direction is None else _standard_error(self.by_direction)
+
+    @property
+    def trace_error(self) -> float:
+        """The standard error of the trace."""
+        if self.by_direction is None:
+            return 0.0
+        return float(_standard_error(self.by_direction.diagonal(dim1=1, dim2=2).sum(1)))
+
+    @property
+    def lambda_max_error(self) -> float:
+        """The standard error of λ_max, to first order: that of uᵀKu for the eigenvector u of this kernel."""
+        return self._eigenvalue_errors[1]
+
+    @property
+    def lambda_min_error(self) -> float:
+        """The standard error of λ_min, to first order. It does not contain the bias: λ_min of an unbiased estimate is
+        too small on average, λ_max too large, since λ_min is concave and λ_max convex."""
+        return self._eigenvalue_errors[0]
+
+    @cached_property
+    def _eigenvalue_errors(self) -> tuple[float, float]:
+        if self.by_direction is None:
+            return 0.0, 0.0
+        if not bool(torch.isfinite(self.kernel).all()):
+            return float("nan"), float("nan")
+        u = torch.linalg.eigh(self.kernel)[1][:, [0, -1]]
+        low, high = _standard_error(((self.by_direction @ u) * u).sum(1)).tolist()
+        return low, high
 
     @cached_property
     def lambda_min(self) -> float:
@@ -145,15 +185,25 @@ class TangentKernel:
     def near_floor(self) -> bool:
         """Whether λ_min of the kernel, or of one of WeightNorm's parts, may be too near its floor to be accurate.
 
-        Also if an entry is not finite: it has overflowed.
+        Also if an entry is not finite: it has overflowed. Not if the kernel is an estimate whose standard error is
+        larger than the floor: a smaller rounding error would not make it better.
         """
         if not bool(torch.isfinite(self.kernel).all()):
             return True
+        if self.lambda_min_error > self.floor:
+            return False
         parts = [self.kernel]
         if bool(self.length.any()) and bool(self.direction.any()) and self.lengths >= len(self.kernel):
             parts += [self.length, self.direction]
         limit = _NEAR * relative_floor(len(self.kernel), self.dtype)
         return any(not exceeds(part, limit * float(part.norm())) for part in parts)  # ‖K‖_F ≥ λ_max
+
+
+def _standard_error(values: Tensor) -> Tensor:
+    """The standard error of the mean over the first axis; NaN for one value."""
+    if len(values) == 1:
+        return torch.full_like(values[0], torch.nan)
+    return values.std(0) / len(values) ** 0.5
 
 
 def relative_floor(size: int, products: torch.dtype) -> float:

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from lightning_normtheory.measuring.processes import Processes, Refusal
 from lightning_normtheory.model.batches import SampleBatch, joined
 from lightning_normtheory.model.layers import with_batch_statistics
-from lightning_normtheory.ntk.assembly import Blocks, assemble
+from lightning_normtheory.ntk.assembly import Assembled, assemble
+from lightning_normtheory.ntk.directions import Cotangents
 from lightning_normtheory.ntk.gradients import CoupledSamples, GradientSource, IndependentSamples
 from lightning_normtheory.ntk.network import Network
 from lightning_normtheory.ntk.result import Outputs
@@ -29,6 +27,8 @@ class KernelTask:
     """The kernel to compute.
 
     Attributes:
+        directions: the number of random directions over the outputs; ``None``: all outputs.
+        seed: of the directions.
         divisor: of the memory limit.
     """
 
@@ -37,11 +37,13 @@ class KernelTask:
     outputs: Outputs
     layers: bool
     processes: Processes
+    directions: int | None = None
+    seed: int = 0
     divisor: int = 1
 
-    def cotangents(self, k: int) -> Tensor:
-        """The combinations of k outputs that are differentiated (c, k)."""
-        return (torch.ones(1, k) if self.outputs == "sum" else torch.eye(k)).to(self.network.parameters[0].tensor)
+    def cotangents(self, k: int) -> Cotangents:
+        """The combinations of k outputs that are differentiated."""
+        return Cotangents(self.outputs, k, self.directions, self.seed, self.network.parameters[0].tensor.detach())
 
 
 class Strategy(NamedTuple):
@@ -74,7 +76,7 @@ STRATEGIES = (
 )
 
 
-def compute_kernel(task: KernelTask) -> tuple[GradientSource, Blocks]:
+def compute_kernel(task: KernelTask) -> tuple[GradientSource, Assembled]:
     """Compute the kernel with the first strategy that fits; return it with the source of its gradients."""
     refusals = {SAMPLES_INTERACT} if with_batch_statistics(task.network.model) else set()
     for strategy in STRATEGIES:
@@ -84,7 +86,7 @@ def compute_kernel(task: KernelTask) -> tuple[GradientSource, Blocks]:
         if isinstance(source, Refusal):
             refusals.add(source)
             continue
-        blocks = assemble(
+        assembled = assemble(
             source,
             task.cotangents(source.outputs),
             folded=task.outputs != "full",
@@ -92,7 +94,7 @@ def compute_kernel(task: KernelTask) -> tuple[GradientSource, Blocks]:
             processes=task.processes,
             divisor=task.divisor,
         )
-        if not isinstance(blocks, Refusal):
-            return source, blocks
-        refusals.add(blocks)
+        if not isinstance(assembled, Refusal):
+            return source, assembled
+        refusals.add(assembled)
     raise AssertionError("unreachable: nothing rules out the last strategy")

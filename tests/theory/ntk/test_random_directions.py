@@ -1,0 +1,193 @@
+"""Estimates of the trace kernel from random directions: unbiased, with standard errors that are right."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lightning_normtheory import empirical_ntk
+from lightning_normtheory.ntk.directions import Cotangents
+from lightning_normtheory.ntk.result import TangentKernel
+
+from support.models import Graph
+from support.oracles import dense_kernel, jacobian
+from support.theory.hessian_cases import without_dropout
+from support.theory.kernel_cases import KERNEL_MODELS, PARTS, SINGULAR, assert_equal
+
+pytestmark = SINGULAR
+
+# Dense layers, WeightNorm, convolutions, held and batch statistics of BatchNorm, tokens, parameters in the sample loop.
+NETS = {
+    "mlp": False,
+    "conv": False,
+    "wn-hook-dim-0": False,
+    "wn-grouped-conv-dim-1": False,
+    "bn": False,
+    "bn-coupled": True,
+    "tied-language-model": False,
+    "prelu": False,
+}
+MODELS = {"bn-coupled": "bn"}
+
+
+def wide(name):
+    """A model of the table with more outputs, in mode train or eval, and its input."""
+    case = KERNEL_MODELS[MODELS.get(name, name)]
+    model = Graph(
+        lambda m, x: torch.cat([f(m.inner(x)) for f in (torch.sin, torch.cos, torch.tanh, torch.square)], 1),
+        inner=case.make(),
+    )
+    return without_dropout(model.double().train(NETS[name])), case.data()[0]
+
+
+def of_signs(model, x, k, m, seed):
+    """The kernels of single directions, from full Jacobians."""
+    signs = Cotangents("trace", k, m, seed, torch.zeros((), dtype=torch.float64))[:]
+    rows = torch.einsum("rk,nkp->rnp", signs, jacobian(model, x)[1])
+    return rows @ rows.mT / k
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_direction_is_that_of_the_jacobian(name):
+    model, x = wide(name)
+    found = empirical_ntk(model, x, directions=5, layers=True, seed=3)
+    k = found.number_of_outputs
+    singles = of_signs(model, x, k, 5, 3)
+    torch.testing.assert_close(found.by_direction, singles, rtol=1e-10, atol=1e-10 * float(singles.abs().max()))
+    torch.testing.assert_close(found.kernel, singles.mean(0), rtol=1e-10, atol=1e-10 * float(singles.abs().max()))
+    assert found.coupled is NETS[name]
+    assert found.directions == 5
+    assert torch.equal(found.kernel, found.direction + found.length + found.rest)
+    for part in PARTS[1:]:
+        summed = sum(getattr(layer, part) for layer in found.layers.values())
+        torch.testing.assert_close(summed, getattr(found, part), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["mlp", "wn-hook-dim-0"])
+def test_as_many_directions_as_outputs_are_exact(name):
+    model, x = wide(name)
+    exact = empirical_ntk(model, x)
+    found = empirical_ntk(model, x, directions=exact.number_of_outputs)
+    assert found.directions is None
+    assert torch.equal(found.kernel, exact.kernel)
+    assert_equal(found, dense_kernel(model, x, "trace"))
+    assert (found.trace_error, found.lambda_min_error, found.lambda_max_error) == (0.0, 0.0, 0.0)
+    assert not found.kernel_error.any()
+
+
+def variance_of_one(jacobians):
+    """Var K(z)_ij/k² in closed form, for independent signs: Σ_{h<h'} (A_hh' + A_h'h)² with A_hh' = ⟨∇f_h, ∇f_h'⟩."""
+    k = jacobians.shape[1]
+    pairs = torch.einsum("ihp,jgp->ijhg", jacobians, jacobians)
+    both = (pairs + pairs.mT).triu(1)
+    return both.square().sum((2, 3)) / k**2
+
+
+def check_seeds(name, seeds, m=4):
+    model, x = wide(name)
+    exact = empirical_ntk(model, x)
+    found = [empirical_ntk(model, x, directions=m, seed=seed) for seed in range(seeds)]
+    kernels = torch.stack([each.kernel for each in found])
+    right = (variance_of_one(jacobian(model, x)[1]) / m).sqrt()
+    scale = float(exact.kernel.abs().max())
+    # The mean over the seeds has the error right/√seeds: none of the entries is more than 4.5 of them away.
+    deviation = (kernels.mean(0) - exact.kernel).abs()
+    assert bool((deviation <= 4.5 * right / seeds**0.5 + 1e-10 * scale).all())
+    for part in PARTS[1:]:
+        parts = torch.stack([getattr(each, part) for each in found])
+        error = parts.std(0) / seeds**0.5
+        assert bool(((parts.mean(0) - getattr(exact, part)).abs() <= 4.5 * error + 1e-10 * scale).all()), part
+    # The squares of the stated errors are unbiased for the variance; over the seeds they scatter themselves.
+    stated = torch.stack([each.kernel_error.square() for each in found])
+    scatter = stated.std(0) / seeds**0.5
+    assert bool(((stated.mean(0) - right.square()).abs() <= 4.5 * scatter + 1e-10 * scale**2).all())
+    traces = torch.stack([each.kernel.trace() for each in found])
+    errors = torch.tensor([each.trace_error for each in found]).double().square()
+    ratio = errors.mean() / traces.var()
+    assert 1 / 1.6 < ratio < 1.6
+    # λ_min is concave, λ_max convex: on average too small and too large.
+    assert sum(each.lambda_min for each in found) / seeds <= exact.lambda_min + exact.floor
+    assert sum(each.lambda_max for each in found) / seeds >= exact.lambda_max - exact.floor
+
+
+def test_unbiased_within_its_error():
+    check_seeds("wn-hook-dim-0", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_unbiased_within_its_error_over_many_seeds(name):
+    check_seeds(name, 200)
+
+
+def test_the_error_of_eigenvalues_is_that_of_their_scatter():
+    """Where eigenvalues are far apart, the first order is enough."""
+    torch.manual_seed(0)
+    scales = torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(30, 6, bias=False), nn.Linear(6, 40, bias=False)).double()
+    x = torch.linalg.qr(torch.randn(30, 4, dtype=torch.float64))[0].t() * scales.sqrt()[:, None]
+    found = [empirical_ntk(model, x, directions=8, seed=seed) for seed in range(100)]
+    for name in ("lambda_min", "lambda_max"):
+        values = torch.tensor([getattr(each, name) for each in found])
+        stated = torch.tensor([getattr(each, f"{name}_error") for each in found]).square().mean().sqrt()
+        assert 1 / 1.4 < stated / values.std() < 1.4  # the scatter of 100 values is known to 7 %
+
+
+def test_the_same_directions_every_time_and_no_random_number_of_the_user():
+    model, x = wide("conv")
+    state = torch.get_rng_state()
+    first = empirical_ntk(model, x, directions=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(5)
+    assert torch.equal(empirical_ntk(model, x, directions=3).kernel, first.kernel)
+    assert not torch.equal(empirical_ntk(model, x, directions=3, seed=1).kernel, first.kernel)
+    # More directions begin with the same ones.
+    more = empirical_ntk(model, x, directions=4).by_direction[:3]
+    torch.testing.assert_close(more, first.by_direction, rtol=1e-12, atol=1e-12)
+
+
+def test_one_direction_has_no_error():
+    model, x = wide("mlp")
+    found = empirical_ntk(model, x, directions=1)
+    assert found.directions == 1
+    assert all(math.isnan(error) for error in (found.trace_error, found.lambda_min_error, found.lambda_max_error))
+    assert found.lambda_min >= -found.floor
+
+
+@pytest.mark.parametrize("options", [{"directions": 0}, {"directions": 2.0}, {"directions": 2, "outputs": "full"}])
+def test_bad_directions(options):
+    with pytest.raises(ValueError, match="Expected directions"):
+        empirical_ntk(nn.Linear(2, 5), torch.ones(1, 2), **options)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 6), st.integers(1, 6), st.integers(1, 40), st.integers(1, 8), st.floats(1e-3, 1e3), st.integers(0, 9)
+)
+def test_positive_semidefinite_with_errors_that_are_no_numbers_below_zero(n, width, k, m, scale, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, k)).double()
+    found = empirical_ntk(model, scale * torch.randn(n, 3, dtype=torch.float64), directions=m, seed=seed)
+    assert found.lambda_min >= -found.floor
+    errors = (found.trace_error, found.lambda_min_error, found.lambda_max_error)
+    assert all(error >= 0 or (math.isnan(error) and found.directions == 1) for error in errors)
+    # ‖u‖ = 1: no eigenvalue can scatter more than the whole matrix does.
+    if found.directions is not None and m > 1:
+        assert max(errors[1:]) <= float(found.kernel_error.norm()) * (1 + 1e-6) + 1e-12 * found.lambda_max
+
+
+def test_a_rounding_error_below_the_sampling_error_is_not_reduced():
+    """Near its floor an estimate is repeated in float64 only if that makes it better."""
+    base = torch.diag(torch.tensor([1.0, 1e-6], dtype=torch.float64))
+    options = {"outputs": "trace", "number_of_outputs": 9, "dtype": torch.float32, "parameters": 9, "lengths": 0}
+    zero = torch.zeros_like(base)
+
+    def near(singles):
+        kernel = singles.mean(0)
+        return TangentKernel(kernel, zero, zero, kernel, rank_limit=2, by_direction=singles, **options).near_floor
+
+    assert near(torch.stack([base, base]))
+    assert not near(torch.stack([0.5 * base, 1.5 * base]))
