@@ -4,7 +4,7 @@ import argparse
 
 from rich.console import Console
 
-from benchmarks import hessian, memory, ntk, overhead, trace, trainings
+from benchmarks import first_step, hessian, memory, ntk, overhead, trace, trainings
 
 
 def main() -> None:
@@ -14,7 +14,8 @@ def main() -> None:
         "what",
         nargs="*",
         default=["hessian", "trace", "ntk", "memory", "overhead"],
-        help="hessian, trace, ntk, memory, overhead; default: all of these; or trainings, those of other packages",
+        help="hessian, trace, ntk, memory, overhead; default: all of these; or first_step, trainings with many outputs;"
+        " or trainings, those of other packages",
     )
     parser.add_argument(
         "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
@@ -25,6 +26,7 @@ def main() -> None:
         "--steps", type=int, default=overhead.STEPS, help="of each of these epochs; with fewer, their time is scaled up"
     )
     parser.add_argument("--only", action="append", default=[], help="trainings whose name contains this; default: all")
+    parser.add_argument("--limit", type=float, default=300, help="of first_step, in G: longer runs are stopped")
     arguments = parser.parse_args()
     console = Console(width=130)
     chosen = arguments.case or [name for name in cases if name != "tiny"]
@@ -45,6 +47,8 @@ def main() -> None:
         console.print(memory.table())
     if "overhead" in arguments.what:
         console.print(overhead.table(arguments.epochs, arguments.steps))
+    if "first_step" in arguments.what:
+        console.print(first_step.table(arguments.only, arguments.limit))
     if "trainings" in arguments.what:
         print(trainings.table(arguments.only))
 
