@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -38,6 +39,11 @@ class Row(NamedTuple):
     users: dict[str, float]
     logged: Mapping[str, float] = MappingProxyType({})
     reasons: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are metrics, other than that ``max_overhead`` skipped the measurement."""
+        return len(self.metrics) > ("skipped" in self.metrics)
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,14 @@ class History:
         return [row.step if self.axis == "step" else row.epoch for row in self.rows]
 
     @property
+    def unit(self) -> str:
+        """What a row is called where rows are counted."""
+        return "measurement" if self.axis == "step" else "epoch"
+
+    @property
     def measurements(self) -> list[Row]:
-        """The rows with metrics of this prefix, without those that ``max_overhead`` skipped."""
-        return [row for row in self.rows if row.metrics.keys() - {"skipped"}]
+        """The rows that have been measured."""
+        return [row for row in self.rows if row.measured]
 
     @property
     def used_settings(self) -> list[dict[str, Any]]:
@@ -118,9 +129,7 @@ class History:
             >>> history.series("loss"), history.series("users/val_loss")
             ({3: 0.5}, {3: 0.6})
         """
-        own = name.removeprefix("users/")
-        values = [row.metrics if own == name else row.users for row in self.rows]
-        return {position: of[own] for position, of in zip(self.positions, values) if own in of}
+        return dict(self._columns.get(name, {}))
 
     def last(self, name: str) -> float:
         """Return the last value of a metric, NaN if there is none."""
@@ -152,7 +161,18 @@ class History:
 
     def names(self) -> list[str]:
         """Return the names of all metrics, in the order of their first appearance."""
-        return list(dict.fromkeys(name for row in self.rows for name in row.metrics))
+        return [name for name in self._columns if not name.startswith("users/")]
+
+    @cached_property
+    def _columns(self) -> dict[str, dict[int, float]]:
+        """Every series, in one pass over the rows: there may be thousands."""
+        columns: dict[str, dict[int, float]] = {}
+        for position, row in zip(self.positions, self.rows):
+            for name, value in row.metrics.items():
+                columns.setdefault(name, {})[position] = value
+            for name, value in row.users.items():
+                columns.setdefault(f"users/{name}", {})[position] = value
+        return columns
 
 
 def on_one_axis(histories: Iterable[History]) -> list[History]:

@@ -22,11 +22,11 @@ class MetricInfo:
         role: how a panel draws it: measured, an upper or lower bound of what is measured, a limit that may be crossed,
             or the floor below which values are rounding errors.
         kind: a flag is 1 (true) or 0 (false).
-        extreme: which extreme over all epochs W&B keeps beside the last value; empty if none is informative.
+        extreme: which extreme over all rows W&B keeps beside the last value; empty if none is informative.
         digits: significant digits in tables.
-        column: whether it is a column in the terminal's table of epochs.
+        column: whether it is a column in the terminal's table of rows.
         row: its label in the table at the end of a fit; empty to leave it out.
-        tex: its title in a figure of matplotlib; empty if no figure over the epochs shows it.
+        tex: its title in a figure of matplotlib; empty if no figure over the epochs or steps shows it.
     """
 
     name: str

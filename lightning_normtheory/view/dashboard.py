@@ -7,12 +7,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_normtheory.record.history import Axis
 from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.view.panels import HEADLINES, PANELS, SECTIONS, Panel
 
 __all__ = ["DashboardError", "save", "specification", "workspace"]
 
 _COLUMNS = 3
+# Lightning sends both with every row.
+_AXES: dict[Axis, str] = {"epoch": "epoch", "step": "trainer/global_step"}
 # Usual names of losses and accuracies in training scripts: train_loss, val/loss, val_ce_loss, loss/train, test_acc,
 # val/acc_top1. Not every engine supports lookahead, so the expressions exclude our metrics by how a name may begin.
 _STAGE = "([Tt]rain(ing)?|[Vv]al(id(ation)?)?|[Tt]est|[Ee]val|[Dd]ev)"
@@ -30,7 +33,7 @@ class DashboardError(ValueError):
     """Raised if the dashboard cannot be built or saved; the message says why and what to do."""
 
 
-def workspace(project: str, entity: str | None = None, prefix: str = "normtheory") -> Any:
+def workspace(project: str, entity: str | None = None, prefix: str = "normtheory", axis: Axis = "epoch") -> Any:
     """Build the workspace with `wandb_workspaces`, without sending it.
 
     W&B sets the title and dashes of a line only for a run with a known id. Therefore all lines are solid and named by
@@ -40,6 +43,7 @@ def workspace(project: str, entity: str | None = None, prefix: str = "normtheory
         project: the project whose runs are shown.
         entity: the user or team that owns the project; needed only to save the workspace.
         prefix: the prefix of the callbacks.
+        axis: the horizontal axis of all panels. Steps suit every run; epochs only those that measure by epochs.
 
     Raises:
         DashboardError: if wandb-workspaces is not installed, or a name is empty or has a slash (a prefix: or a dot).
@@ -53,8 +57,8 @@ def workspace(project: str, entity: str | None = None, prefix: str = "normtheory
         entity=entity or "",
         project=project,
         name=re.sub(r"[^\w -]", "_", prefix),  # W&B rejects some characters here
-        sections=[_section(name, prefix) for name in SECTIONS],
-        settings=ws.WorkspaceSettings(x_axis="epoch"),
+        sections=[_section(name, prefix, _AXES[axis]) for name in SECTIONS],
+        settings=ws.WorkspaceSettings(x_axis=_AXES[axis]),
     )
 
 
@@ -66,7 +70,7 @@ def specification(workspace: Any) -> str:
     )
 
 
-def save(project: str, entity: str | None = None, prefix: str = "normtheory") -> str:
+def save(project: str, entity: str | None = None, prefix: str = "normtheory", axis: Axis = "epoch") -> str:
     """Save the workspace as a view of the project, and return its address.
 
     The view has a fixed name: saving again replaces it, including changes made by hand. In a terminal, W&B asks for a
@@ -76,12 +80,13 @@ def save(project: str, entity: str | None = None, prefix: str = "normtheory") ->
         project: an existing project.
         entity: the user or team that owns the project; ``None`` is the default of W&B for new runs.
         prefix: the prefix of the callbacks.
+        axis: the horizontal axis, as in `workspace`.
 
     Raises:
         DashboardError: if wandb-workspaces is not installed, nobody is logged in, W&B cannot be reached or refuses, or
             the project does not exist.
     """
-    made = workspace(project, entity, prefix)
+    made = workspace(project, entity, prefix, axis)
     import wandb
 
     try:
@@ -101,32 +106,32 @@ def save(project: str, entity: str | None = None, prefix: str = "normtheory") ->
 # -- sections and panels -----------------------------------------------------------------------------------------------
 
 
-def _section(name: str, prefix: str) -> Any:
+def _section(name: str, prefix: str, x: str) -> Any:
     """Build a section: first the panels that are not details, all on its first page, then the details."""
     ws = _package("workspaces")
     ours = [panel for panel in PANELS if panel.section == name]
-    first = [_plot(panel, prefix) for panel in ours if not panel.detail]
+    first = [_plot(panel, prefix, x) for panel in ours if not panel.detail]
     if name == "Overview":
-        first = [*_user_plots(), *_headlines(prefix), *first]
+        first = [*_user_plots(x), *_headlines(prefix), *first]
     if name == "Layers":
         first.append(_reports().WeavePanelSummaryTable(table_name=f"{prefix}_layers/table"))
     return ws.Section(
         name=name,
-        panels=[*first, *(_plot(panel, prefix) for panel in ours if panel.detail)],
+        panels=[*first, *(_plot(panel, prefix, x) for panel in ours if panel.detail)],
         is_open=bool(first) and name != "BatchNorm",  # most networks have no BatchNorm
         layout_settings=ws.SectionLayoutSettings(columns=_COLUMNS, rows=max(1, math.ceil(len(first) / _COLUMNS))),
-        panel_settings=ws.SectionPanelSettings(x_axis="epoch"),
+        panel_settings=ws.SectionPanelSettings(x_axis=x),
     )
 
 
-def _plot(panel: Panel, prefix: str) -> Any:
+def _plot(panel: Panel, prefix: str, x: str) -> Any:
     """Build a panel; a metric with a star matches names known only to the run, so one expression selects all lines."""
     names = [_full_name(line.metric, prefix) for line in panel.lines]
     starred = any("*" in name for name in names)
     symbols = " · ".join(dict.fromkeys(find_metric(line.metric).symbol for line in panel.lines))
     return _reports().LinePlot(
         title=panel.title,
-        x="epoch",
+        x=x,
         y=[] if starred else names,
         metric_regex=_expression(names) if starred else None,
         log_y=panel.scale == "log",
@@ -134,10 +139,9 @@ def _plot(panel: Panel, prefix: str) -> Any:
     )
 
 
-def _user_plots() -> list[Any]:
+def _user_plots(x: str) -> list[Any]:
     return [
-        _reports().LinePlot(title=title, x="epoch", metric_regex=expression)
-        for title, expression in _USER_PANELS.items()
+        _reports().LinePlot(title=title, x=x, metric_regex=expression) for title, expression in _USER_PANELS.items()
     ]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from lightning_normtheory.record.history import History
+from lightning_normtheory.record.history import Axis, History
 
 __all__ = ["FigureCurve", "along_rows", "along_setting", "average", "first", "last", "least"]
 
@@ -53,9 +53,9 @@ def average(name: str, samples: Iterable[tuple[float, float]]) -> FigureCurve:
 
 
 def along_rows(
-    name: str, runs: Sequence[History], metric: str, x: str = "epoch", of: Callable[[float], float] = float
+    name: str, runs: Sequence[History], metric: str, x: Axis | None = None, of: Callable[[float], float] = float
 ) -> FigureCurve:
-    """Average a metric (or a function of it) over epochs or steps.
+    """Average a metric (or a function of it) over epochs or steps; ``x=None``: over those that the runs are counted by.
 
     Rows between validations are skipped: Lightning keeps the last value of a metric, so they repeat an earlier epoch.
 
@@ -73,7 +73,7 @@ def along_rows(
     for run in runs:
         every = (metric.startswith("val_") and run.options.get("trainer.check_val_every_n_epoch")) or 1
         rows = [row for row in run.rows if metric in row.logged and (row.epoch + 1) % every == 0]
-        samples += [(row.step if x == "step" else row.epoch, of(row.logged[metric])) for row in rows]
+        samples += [(row.step if (x or run.axis) == "step" else row.epoch, of(row.logged[metric])) for row in rows]
     return average(name, samples)
 
 

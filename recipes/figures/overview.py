@@ -1,4 +1,4 @@
-"""Draw quantities over the epochs, one panel each."""
+"""Draw quantities over the epochs or steps, one panel each."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from lightning_normtheory.recipes.figures.curves import FigureCurve, along_rows
 from lightning_normtheory.recipes.figures.panel import Drawing, FigurePanel, Row, nothing_to_draw
 from lightning_normtheory.recipes.figures.style import BLACK, colors, new_figure, style
 from lightning_normtheory.record.grouping import Group, groups
-from lightning_normtheory.record.history import History
+from lightning_normtheory.record.history import History, on_one_axis
 from lightning_normtheory.record.metrics import find_metric
 
 __all__ = ["overview", "practice"]
@@ -57,6 +57,7 @@ def practice(runs: Sequence[History]) -> Drawing:
 
 
 def _over_epochs(figure_name: str, runs: Sequence[History], metrics: Sequence[str], by: Sequence[str]) -> Drawing:
+    runs = on_one_axis(runs)
     split = groups(runs, by=by)
     found = {metric: [along_rows(group.label or "run", group.runs, metric) for group in split] for metric in metrics}
     shown = {metric: curves for metric, curves in found.items() if any(curves)}
@@ -72,13 +73,14 @@ def _over_epochs(figure_name: str, runs: Sequence[History], metrics: Sequence[st
             panel.draw(curve, color, label=group.label)
         if metric.endswith("hessian_lambda_max"):
             _draw_edges(panel, split)
-        panel.title(f"({letter}) {title}", "epoch")
+        panel.title(f"({letter}) {title}", runs[0].axis)
         panel.whole_epochs()
         panel.log_y()
         panels.append(panel)
     panels[0].legend_below()
     parts = "; ".join(f"({letter}) {_texts(metric)[2]}" for letter, metric in zip("abcdef", shown))
-    return Drawing(figure, table, f"After each epoch: {parts}.")
+    each = "measured step" if runs[0].axis == "step" else "epoch"
+    return Drawing(figure, table, f"After each {each}: {parts}.")
 
 
 def _texts(metric: str) -> tuple[str, str, str]:

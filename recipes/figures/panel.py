@@ -193,7 +193,7 @@ def nothing_to_draw(figure: str, needed: str, runs: Sequence[Any]) -> ValueError
         return ValueError(f"The figure {figure!r} needs {needed}, but there are no runs.")
     return ValueError(
         f"The figure {figure!r} needs {needed}, but none of the {len(runs)} runs has finite values of it. "
-        f"Measured: {', '.join(measured) or 'no epoch'}. Add the callback that measures it, such as NormTheory, or "
+        f"Measured: {', '.join(measured) or 'nothing'}. Add the callback that measures it, such as NormTheory, or "
         "choose another figure in the recipe's section `recipe`."
     )
 

@@ -8,20 +8,21 @@ from lightning_normtheory.recipes.figures.curves import along_rows
 from lightning_normtheory.recipes.figures.panel import Drawing, FigurePanel, Row, nothing_to_draw
 from lightning_normtheory.recipes.figures.style import colors, new_figure, style
 from lightning_normtheory.record.grouping import groups
-from lightning_normtheory.record.history import History
+from lightning_normtheory.record.history import History, on_one_axis
 
 __all__ = ["weightnorm"]
 
 _NORM, _RATIO, _LOSS_RATIO = "normtheory/min_weight_norm", "normtheory/rsc_ratio", "normtheory/loss_ratio"
 _CAPTION = (
-    "(a) w_min, the smallest norm of a weight vector, after each epoch. (b) R = ‖∇L‖²/L (solid, left) and the ratio of"
+    "(a) w_min, the smallest norm of a weight vector. (b) R = ‖∇L‖²/L (solid, left) and the ratio of"
     " the loss to that of the previous measurement (dashed, right)."
 )
 
 
 @style()
 def weightnorm(runs: Sequence[History]) -> Drawing:
-    """Draw (a) w_min over the epochs, (b) R and the loss ratio; a curve per width."""
+    """Draw (a) w_min over the epochs or steps, (b) R and the loss ratio; a curve per width."""
+    runs = on_one_axis(runs)
     split = groups(runs, by=("model.width",))
     norms, ratios, loss_ratios = (
         [along_rows(group.label or "run", group.runs, metric) for group in split]
@@ -36,8 +37,8 @@ def weightnorm(runs: Sequence[History]) -> Drawing:
         a.draw(norm, color, label=group.label)
         b.draw(ratio, color)
         c.draw(loss_ratio, color, line="--")
-    a.title("(a) smallest weight norm", "epoch", r"$w_{\min}$")
-    b.title(r"(b) $R$ (solid) and loss ratio (dashed)", "epoch", r"$R = \|\nabla L\|^2 / L$")
+    a.title("(a) smallest weight norm", runs[0].axis, r"$w_{\min}$")
+    b.title(r"(b) $R$ (solid) and loss ratio (dashed)", runs[0].axis, r"$R = \|\nabla L\|^2 / L$")
     c.axes.set_ylabel(r"$L_t / L_{t-1}$")
     for panel in (a, b):
         panel.whole_epochs()

@@ -26,7 +26,7 @@ def axis(found, kind):
     """Turns places into numbers, from the labels of two ticks."""
     ticks = found.locator(f".tick.{kind}[data-value]").evaluate_all(
         "(all, at) => all.map(tick => [Number(tick.getAttribute(at)), Number(tick.dataset.value), tick.textContent])",
-        "x" if kind == "epoch" else "y",
+        "x" if kind == "horizontal" else "y",
     )
     (a, first, _), (b, last, _) = ticks[0], ticks[-1]
     if kind == "vertical" and found.locator(".log").get_attribute("aria-pressed") == "true":
@@ -49,7 +49,7 @@ def points(found, run=0, curve=0):
 
 def plotted(found, run=0, curve=0):
     """epoch → number, read off the axes."""
-    (epoch, _), (value, _) = axis(found, "epoch"), axis(found, "vertical")
+    (epoch, _), (value, _) = axis(found, "horizontal"), axis(found, "vertical")
     return {round(epoch(x)): value(y) for x, y in points(found, run, curve)}
 
 
@@ -69,7 +69,7 @@ def assert_within_a_pixel(found, numbers, run=0, curve=0):
 
 def hover(page, found, epoch):
     """With the mouse, over an epoch."""
-    place = found.locator(f".tick.epoch[data-value='{epoch}']").get_attribute("x")
+    place = found.locator(f".tick.horizontal[data-value='{epoch}']").get_attribute("x")
     box = found.locator(".canvas").bounding_box()
     page.mouse.move(box["x"] + float(place) + 1, box["y"] + 100)
 
@@ -81,7 +81,7 @@ def tip(page):
 def drag(page, found, first, last):
     box = found.locator(".canvas").bounding_box()
     for epoch, action in ((first, page.mouse.down), (last, page.mouse.up)):
-        place = found.locator(f".tick.epoch[data-value='{epoch}']").get_attribute("x")
+        place = found.locator(f".tick.horizontal[data-value='{epoch}']").get_attribute("x")
         page.mouse.move(box["x"] + float(place), box["y"] + 80, steps=4)
         action()
 

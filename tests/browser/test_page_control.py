@@ -94,7 +94,7 @@ def test_dragging_zooms_all_panels_and_a_double_click_resets(visit, one):
     found.scroll_into_view_if_needed()
     drag(page, found, 2, 6)
     for each in (found, other):
-        _, ticks = axis(each, "epoch")
+        _, ticks = axis(each, "horizontal")
         assert [tick[1] for tick in ticks][:: len(ticks) - 1] == [2, 6]
     assert not page.locator("#tip").is_visible()  # what it showed may be elsewhere now
     box = found.locator(".canvas").bounding_box()

@@ -54,7 +54,7 @@ def test_the_curve_next_to_the_mouse_stands_out(visit, four):
     page = visit(four)
     found = panel(page, "Sharpness and the edge of stability")
     _, y = points(found, run=2)[2]
-    place = found.locator(".tick.epoch[data-value='2']").get_attribute("x")
+    place = found.locator(".tick.horizontal[data-value='2']").get_attribute("x")
     box = found.locator(".canvas").bounding_box()
     page.mouse.move(box["x"] + float(place), box["y"] + y)
     assert page.locator("#tip .closest").inner_text().split("\n") == ["width 256, seed 0, λ_max", "12"]

@@ -23,6 +23,8 @@ THEOREMS = [
 def write_run(folder, rows, *, run="demo/1", config=None, theorems=THEOREMS, settings=None, reasons=(), **header):
     """A normtheory.jsonl of `rows` (epoch → metrics; names that begin with a capital are the user's), and its path.
 
+    With ``axis="step"`` in the header: step → metrics.
+
     Args:
         config: of the config.yaml beside it, if any.
         reasons: by name, of metrics that are NaN or missing in every epoch.
@@ -38,12 +40,13 @@ def write_run(folder, rows, *, run="demo/1", config=None, theorems=THEOREMS, set
         **header,
     }
     prefix = header["settings"]["prefix"]
-    for epoch, metrics in rows.items():
+    by_steps = header.get("axis") == "step"
+    for position, metrics in rows.items():
         ours = {_full(prefix, name): value for name, value in metrics.items() if not name[0].isupper()}
         row = {
-            "epoch": epoch,
-            "step": 10 * (epoch + 1),
-            "time": 1.7e9 + 60 * epoch,
+            "epoch": 0 if by_steps else position,
+            "step": position if by_steps else 10 * (position + 1),
+            "time": 1.7e9 + 60 * position,
             "metrics": ours,
             "user_metrics": {name: value for name, value in metrics.items() if name[0].isupper()},
             "reasons": {_full(prefix, name): why for name, why in dict(reasons).items()},

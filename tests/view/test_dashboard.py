@@ -160,6 +160,14 @@ def test_every_panel_arrives_with_its_metrics_scale_and_axis(views):
         assert config["xAxis"] == "epoch"
 
 
+def test_runs_by_steps_have_the_global_step_as_their_axis(views):
+    dashboard.save("demo", axis="step")
+    axes = [config["xAxis"] for config in views.only.panels.values() if "xAxis" in config]
+    assert set(axes) == {"trainer/global_step"}
+    assert len(axes) > len(PANELS)  # with the run's own losses
+    assert '"epoch"' not in views.only.spec_json
+
+
 def test_every_metric_arrives(views):
     dashboard.save("demo", prefix="other")
     plots = [config for config in views.only.panels.values() if "xAxis" in config]

@@ -1,5 +1,6 @@
 """The table at the end of a fit."""
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -208,6 +209,22 @@ def test_numbers_stand_below_each_other():
     lines = end_table(history(FULL, FULL)).splitlines()
     ends = {re.match(r"(.*?\S) {3,}\S+ {3,}(\S+)", line).end() for line in lines[2:]}
     assert ends == {lines[1].index("last") + len("last")}
+
+
+def test_a_run_by_steps_is_counted_in_measurements():
+    missing = {"ntk_lambda_min": "no predictor was found"}
+    rows = [Row(0, step, 0.0, FULL, {}, reasons=missing) for step in (500, 12000)]
+    run = History(
+        Path(), "demo/1", "normtheory", [{"samples": 512}], rows=[*rows, Row(0, 12500, 0.0, {"skipped": 1.0}, {})]
+    )
+    by_steps = dataclasses.replace(run, axis="step")
+    text = end_table(by_steps)
+    assert text.startswith("normtheory: 2 measurements up to step 12000 on 512 samples, 1 skipped, 3.1 s\n")
+    assert "– λ_min of the kernel: no predictor was found." in text
+    assert "epoch" not in text
+    once = end_table(dataclasses.replace(by_steps, rows=rows[:1]))
+    assert once.startswith("normtheory: 1 measurement up to step 500 on ")
+    assert once.splitlines()[1].split() == ["step", "500", "theory"]
 
 
 def test_a_real_fit(tmp_path):

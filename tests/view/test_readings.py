@@ -19,8 +19,8 @@ BY_KEY = {panel.key: panel for panel in PANELS}
 BELOW = "the loss is below zero"
 
 
-def history(optimizers=(), settings=(), reasons=(), **series):
-    """A run whose metrics are given as lists over the epochs; ``layers__`` stands for ``layers/``.
+def history(optimizers=(), settings=(), reasons=(), axis="epoch", **series):
+    """A run whose metrics are given as lists over the epochs, 10 steps each; ``layers__`` stands for ``layers/``.
 
     Args:
         reasons: by name, the same in every epoch in which the metric is NaN or missing.
@@ -32,7 +32,7 @@ def history(optimizers=(), settings=(), reasons=(), **series):
         values = {name: v[epoch] for name, v in named.items() if epoch < len(v)}
         why = {name: text for name, text in dict(reasons).items() if math.isnan(values.get(name, math.nan))}
         rows.append(Row(epoch, 10 * epoch, float(epoch), values, {}, reasons=why))
-    return History(Path(), "demo", "normtheory", list(settings), optimizers=tuple(optimizers), rows=rows)
+    return History(Path(), "demo", "normtheory", list(settings), optimizers=tuple(optimizers), rows=rows, axis=axis)
 
 
 def read(key, **kwargs):
@@ -365,3 +365,41 @@ def test_a_reason_is_told_where_a_curve_ends():
     assert text == "There is no bound: attention has no bound."
     text = read("gap", reasons={"generalization_bound": "the loss is unknown"}, generalization_gap=[0.1]).text
     assert text == "The gap is 0.1; there is no bound for this run: the loss is unknown."
+
+
+# -- a run by steps ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "series", "text"),
+    [
+        ("loss", {"loss": [1.0, math.inf, 1.0]}, "infinite at step 10, and not finite in 1 of 3 measurements."),
+        (EDGE, {"hessian_lambda_max": [1, 12, 11], "hessian_edge": [10] * 3}, "beyond it since step 10."),
+        (EDGE, {"hessian_lambda_max": [1, 12, 4], "hessian_edge": [10] * 3}, "in 1 of 3 measurements, and is"),
+        (EDGE, {"hessian_lambda_max": [2.0, math.nan]}, "was 2 at step 0, and is undefined since step 10."),
+        (EDGE, {"hessian_lambda_max": [math.nan]}, "undefined in every measurement."),
+        (
+            EDGE,
+            {"hessian_lambda_max": [2.0], "seconds": [1.0] * 3},
+            "at step 0, and has not been measured since.",
+        ),
+        ("alpha", {"certificate_alpha": [1.0, -1.0]}, "positive in 1 of 2 measurements"),
+        ("loss_ratio", {"loss_ratio": [0.5, 0.5, 2.0]}, "lower than before in 2 of 3 measurements; the largest"),
+        ("population", {"generalization_validation_loss": [2.0, 1.0, 2.0]}, "up from 1 at step 10."),
+        ("converged", {"hessian_lambda_max_converged": [1.0, 0.0]}, "converged in 1 of 2 measurements."),
+        ("converged", {"hessian_lambda_max_converged": [0.0, 0.0]}, "converged in no measurement."),
+    ],
+)
+def test_a_reading_names_the_step(key, series, text):
+    assert text in read(key, axis="step", **series).text
+
+
+@pytest.mark.parametrize(
+    "values", [[1, 2, 3], [3, 2, 1], [0, 1, 0], [-1, 1, -2], [1, math.nan, 2], [math.nan] * 3, [1]]
+)
+def test_no_reading_of_a_run_by_steps_speaks_of_epochs(values):
+    metrics = {metric.name.replace("*", "a"): list(map(float, values)) for metric in METRICS}
+    run = history(axis="step", reasons={"rsc_ratio": BELOW}, **metrics)
+    for panel in PANELS:
+        reading = read_panel(panel, run)
+        assert reading is None or "epoch" not in f"{reading.finding} {reading.text} {panel.about}", reading

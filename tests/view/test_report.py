@@ -46,7 +46,7 @@ def embedded(run, epochs):
 def test_the_numbers_are_those_of_the_file_to_the_last_bit(tmp_path):
     path = write_run(tmp_path / "run", awkward_rows())
     data = Page(report(tmp_path / "report.html", path)).data
-    found = embedded(data["runs"][0], data["epochs"][0])
+    found = embedded(data["runs"][0], data["positions"][0])
     assert found == numbers(path)
     assert {value for value in found.values() if isinstance(value, str)} == {"nan", "inf", "-inf"}
     assert found["ntk_condition_number", 5] == 0.1 + 0.2
@@ -55,9 +55,9 @@ def test_the_numbers_are_those_of_the_file_to_the_last_bit(tmp_path):
 def test_runs_with_the_same_epochs_share_them(tmp_path):
     paths = [*sweep(tmp_path), write_run(tmp_path / "short", {0: {"loss": 1.0}})]
     data = Page(report(tmp_path / "report.html", *paths)).data
-    assert sorted(data["epochs"]) == [[0], [0, 1, 2, 3]]
+    assert sorted(data["positions"]) == [[0], [0, 1, 2, 3]]
     for run in data["runs"]:
-        assert embedded(run, data["epochs"][run["epochs"]])
+        assert embedded(run, data["positions"][run["positions"]])
 
 
 def test_every_metric_of_the_file_is_in_a_plot(tmp_path):
@@ -252,12 +252,12 @@ def test_a_killed_run_shows_its_epochs(tmp_path):
     path = write_run(tmp_path / "run", {epoch: {"loss": 1.0 + epoch} for epoch in range(3)})
     path.write_bytes(path.read_bytes()[:-20])
     data = Page(report(tmp_path / "report.html", path)).data
-    assert data["epochs"] == [[0, 1]]
+    assert data["positions"] == [[0, 1]]
 
 
 def test_a_run_without_a_finished_epoch_gives_a_page_that_says_so(tmp_path):
     page = Page(write_report([History(tmp_path / "normtheory.jsonl", "demo/1", "normtheory")], tmp_path / "r.html"))
-    assert "no epoch yet" in page.text_of("dl", class_="facts")
+    assert "nothing yet" in page.text_of("dl", class_="facts")
 
 
 def test_no_run_is_an_error(tmp_path):
@@ -405,3 +405,48 @@ def test_the_papers_are_named(tmp_path):
     assert "Optimization and Generalization Guarantees for Weight Normalization" in page
     assert "Liu, Zhu, Belkin (2020)" in page
     assert "an assumption of the theorem fails" in page
+
+
+# -- runs by steps -----------------------------------------------------------------------------------------------------
+
+
+def step_rows(*steps):
+    return {step: row for step, row in zip(steps, awkward_rows().values())}
+
+
+def test_a_run_by_steps_speaks_of_steps(tmp_path):
+    path = write_run(tmp_path / "run", step_rows(500, 1000, 12000), axis="step", max_steps=12100, max_epochs=-1)
+    page = Page(report(tmp_path / "report.html", path))
+    assert page.data["axis"] == "step"
+    assert page.data["positions"] == [[500, 1000, 12000]]
+    assert "measurements3, up to step 12000sam" in page.text_of("dl", class_="facts")
+    assert "double click to see all steps" in page.text_of("p", class_="hint")
+    assert any("over the steps 500 to 12000, " in text for text in page.attributes("div", "aria-label"))
+    assert "epoch" not in page.source
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "text"),
+    [
+        ((100, 200), 1000, "2, so far up to step 200 of 1000"),
+        ((100, 200), 300, "2, so far up to step 200 of 300"),
+        ((100, 200), 299, "2, up to step 200"),
+        ((100,), 199, "1, up to step 100"),
+        ((100,), 123456, "1, so far up to step 100 of 123456"),
+        ((100, 200), None, "2, up to step 200"),
+    ],
+)
+def test_a_run_that_was_to_have_more_steps_says_so(tmp_path, steps, limit, text):
+    path = write_run(tmp_path / "run", step_rows(*steps), axis="step", max_steps=limit)
+    assert f"<dd>{text}</dd>" in report(tmp_path / "report.html", path).read_text()
+
+
+def test_runs_by_epochs_and_by_steps_share_the_axis_of_steps(tmp_path):
+    epochs = write_run(tmp_path / "a", {epoch: {"loss": 1.0 + epoch} for epoch in range(3)}, run="demo/a")
+    steps = write_run(tmp_path / "b", {5: {"loss": 3.0}, 25: {"loss": 2.0}}, run="demo/b", axis="step")
+    page = Page(report(tmp_path / "report.html", epochs, steps))
+    assert page.data["axis"] == "step"
+    assert [page.data["positions"][run["positions"]] for run in page.data["runs"]] == [[10, 20, 30], [5, 25]]
+    facts = page.text_of("dl", class_="facts")
+    assert "measurements2…3 each, up to step 25…30" in facts
+    assert "axisoptimizer steps: some runs were measured by epochs" in facts

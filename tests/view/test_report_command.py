@@ -153,12 +153,29 @@ def test_text_is_printed(here, capsys):
     assert "omit --text or --output" in capsys.readouterr().err
 
 
+def test_text_of_a_run_by_steps_that_is_still_training(here, capsys):
+    path = here / "a" / "normtheory.jsonl"
+    header = {"run": "demo/a", "axis": "step", "max_steps": 200_000, "settings": {"prefix": "normtheory"}}
+    for step in range(50, 100_001, 50):
+        metrics = {"normtheory/loss": 1 / step, "normtheory/rsc_ratio": 1.0}
+        row = {"epoch": 0, "step": step, "time": 0.0, "metrics": metrics, "user_metrics": {"train_loss": 0.25}}
+        jsonl.append(path, header, row, first=step == 50)
+    assert main(["report", "--text", "a"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("demo/a, 2000 measurements up to step 100000\n")
+    table = [line.split() for line in out.split("train:")[0].splitlines()[1:] if line.strip(" ─")]
+    assert table[0] == ["step", "train", "R"]
+    assert [row[0] for row in table[1::19]] == ["50", "100000"]
+    assert len(table) == 21
+    assert "epoch" not in out
+
+
 def test_a_run_without_an_epoch(here, capsys):
     path = here / "a" / "normtheory.jsonl"
     path.parent.mkdir()
     path.write_text('{"schema": 1, "run": "demo/a", "settings": {"prefix": "normtheory"}}\n')
     assert main(["report", "--text", "a"]) == 0
-    assert "No epoch has been measured yet." in capsys.readouterr().out
+    assert "Nothing has been measured yet." in capsys.readouterr().out
     assert main(["report", "a"]) == 0
 
 

@@ -139,32 +139,33 @@ def color(i: int, of: int) -> str:
 def page_data(runs: Sequence[tuple[str, History]], plots: Sequence[Plot]) -> dict[str, Any]:
     """Return all numbers for the script of the page.
 
-    A value that is not finite is a string, which JSON can hold; an epoch without the metric has ``None``. Runs with the
-    same epochs share them.
+    A value that is not finite is a string, which JSON can hold; a row without the metric has ``None``. Runs with the
+    same positions on the horizontal axis share them.
 
     Example:
         >>> from pathlib import Path
         >>> from lightning_normtheory.record.history import Row
         >>> history = History(Path(), "", "", rows=[Row(4, 1, 0.0, {"loss": float("inf")}, {})])
         >>> data = page_data([("demo", history)], panel_plots([history]))
-        >>> data["epochs"], data["runs"]
-        ([(4,)], [{'name': 'demo', 'color': 'c0', 'epochs': 0, 'series': {'loss': ['inf']}}])
+        >>> data["positions"], data["runs"]
+        ([(4,)], [{'name': 'demo', 'color': 'c0', 'positions': 0, 'series': {'loss': ['inf']}}])
     """
     keys = list(dict.fromkeys(curve.key for plot in plots for curve in plot.curves))
-    epochs: dict[tuple[int, ...], int] = {}
+    positions: dict[tuple[int, ...], int] = {}
     written = []
     for i, (name, history) in enumerate(runs):
-        own = tuple(row.epoch for row in history.rows)
+        own = tuple(history.positions)
         values = {key: found for key in keys if (found := history.series(key))}
         written.append(
             {
                 "name": name,
                 "color": color(i, len(runs)),
-                "epochs": epochs.setdefault(own, len(epochs)),
-                "series": {key: [_strict(found.get(epoch)) for epoch in own] for key, found in values.items()},
+                "positions": positions.setdefault(own, len(positions)),
+                "series": {key: [_strict(found.get(position)) for position in own] for key, found in values.items()},
             }
         )
-    return {"epochs": list(epochs), "runs": written, "plots": [_plot_data(plot) for plot in plots]}
+    drawn = [_plot_data(plot) for plot in plots]
+    return {"axis": runs[0][1].axis, "positions": list(positions), "runs": written, "plots": drawn}
 
 
 def _strict(value: float | None) -> float | str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from lightning_normtheory.record.grouping import named
@@ -30,14 +31,14 @@ def title(runs: Runs) -> str:
 
 
 def facts(runs: Runs) -> dict[str, str]:
-    """Return when, on which samples and for how many epochs the runs were measured."""
+    """Return when, on which samples and for how many epochs or steps the runs were measured."""
     histories = [history for _, history in runs]
     settings = [of for history in histories for of in history.used_settings]
     measured = [history.measured for history in histories]
-    epochs = format_range([float(len(history.rows)) for history in histories])
+    count = format_range([float(len(history.rows)) for history in histories]) + (" each" if len(runs) > 1 else "")
     pairs = {
         "measured": _period([row.time for history in histories for row in history.rows]),
-        "epochs": epochs + (" each" if len(runs) > 1 else "") + _planned(histories),
+        f"{histories[0].unit}s": count + _planned(histories),
         "samples": _values(settings, "probe"),
         "loss": _values(measured, "loss") or _values(settings, "loss"),
         "predictor": _values(measured, "predictor"),
@@ -49,18 +50,40 @@ def facts(runs: Runs) -> dict[str, str]:
 
 
 def _planned(histories: Sequence[History]) -> str:
-    """Return the planned number of epochs of runs that were killed or are not done yet."""
-    planned = {
+    """Return the last step, and the planned number of epochs or steps of runs that were killed or are not done yet."""
+    begun = [history for history in histories if history.rows]
+    if begun and begun[0].axis == "step":
+        planned = [
+            history.max_steps for history in begun if history.max_steps and _next_step(history) <= history.max_steps
+        ]
+        last = _ends([history.positions[-1] for history in begun])
+        return f", {'so far ' if planned else ''}up to step {last}" + (f" of {_ends(planned)}" if planned else "")
+    planned = [
         history.max_epochs
-        for history in histories
-        if history.max_epochs and history.rows and history.rows[-1].epoch + 1 < history.max_epochs
-    }
-    return f", so far, of {format_range([float(epochs) for epochs in planned])}" if planned else ""
+        for history in begun
+        if history.max_epochs and history.rows[-1].epoch + 1 < history.max_epochs
+    ]
+    return f", so far, of {_ends(planned)}" if planned else ""
+
+
+def _next_step(history: History) -> int:
+    """Return the step of the next measurement, if it comes as late after the last one as any before."""
+    steps = [0, *history.positions]
+    return steps[-1] + max(after - before for before, after in pairwise(steps))
+
+
+def _ends(counts: Sequence[int]) -> str:
+    """
+    Example:
+        >>> _ends([12345]), _ends([3, 20, 7])
+        ('12345', '3…20')
+    """
+    return "…".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
 
 
 def _period(times: Sequence[float]) -> str:
     if not times:
-        return "no epoch yet"
+        return "nothing yet"
     first, last = (datetime.fromtimestamp(moment).astimezone() for moment in (min(times), max(times)))
     begin, end = f"{first:%d %b %Y, %H:%M}", f"{last:%d %b %Y, %H:%M}"
     if begin == end:

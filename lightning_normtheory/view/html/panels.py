@@ -119,10 +119,10 @@ def describe_panel(plot: Plot, position: int, runs: Runs) -> PanelContent:
 
 
 def _alternative(plot: Plot, runs: Runs) -> str:
-    """Describe a plot in words: its epochs, its axis, and the first and last values of its lines."""
-    epochs = [epoch for _, history in runs for curve in plot.curves for epoch in history.series(curve.key)]
-    first, last = min(epochs), max(epochs)
-    over = f"over the epochs {first} to {last}" if last > first else f"at epoch {first}"
+    """Describe a plot in words: its epochs or steps, its axis, and the first and last values of its lines."""
+    positions = [each for _, history in runs for curve in plot.curves for each in history.series(curve.key)]
+    axis, first, last = runs[0][1].axis, min(positions), max(positions)
+    over = f"over the {axis}s {first} to {last}" if last > first else f"at {axis} {first}"
     clauses = [_ends(curve, runs) for curve in plot.curves]
     return f"{plot.panel.title}, {over}, {plot.panel.scale} axis. {'; '.join(clauses)}."
 

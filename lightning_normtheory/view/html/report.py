@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from lightning_normtheory.record.history import History
+from lightning_normtheory.record.history import History, on_one_axis
 from lightning_normtheory.view.glossary import GLOSSARY
 from lightning_normtheory.view.html.about import reason_tables, settings_groups, theorem_tables
 from lightning_normtheory.view.html.data import page_data, panel_plots, user_plots
@@ -19,6 +19,7 @@ from lightning_normtheory.view.panels import SECTIONS
 
 __all__ = ["write_report"]
 
+_MIXED = "optimizer steps: some runs were measured by epochs, others by steps"
 _SCRIPTS = ("numbers.js", "axes.js", "plot.js", "page.js")
 
 
@@ -47,7 +48,7 @@ def write_report(histories: Sequence[History], output: str | Path) -> Path:
 
 
 def _page(histories: Sequence[History]) -> str:
-    runs = named_runs(histories)
+    runs = named_runs(on_one_axis(histories))
     ordered = [history for _, history in runs]
     plots = [*panel_plots(ordered), *user_plots(ordered)]
     panels = [describe_panel(plot, position, runs) for position, plot in enumerate(plots)]
@@ -67,7 +68,7 @@ def _page(histories: Sequence[History]) -> str:
         script_hash=_sha256(script),
         style_hash=_sha256(style),
         title=title(runs),
-        facts=facts(runs),
+        facts=facts(runs) | ({"axis": _MIXED} if len({history.axis for history in histories}) > 1 else {}),
         several=len(runs) > 1,
         sections=sections,
         theorem_tables=theorem_tables(runs),

@@ -1,4 +1,4 @@
-"""A panel: lines over the epochs that belong together."""
+"""A panel: lines over the epochs or steps that belong together."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over the epochs.
+    """Lines over the epochs or steps.
 
     Args:
         key: what metrics and readings name it by.

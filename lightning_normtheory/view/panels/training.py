@@ -24,7 +24,7 @@ PANELS = (
     ),
     _overview("cost", "Measurement time", "Seconds that each measurement took.", scale="linear", detail=True),
     _overview(
-        "skipped", "Skipped measurements", "1 for an epoch that max_overhead skipped.", scale="linear", detail=True
+        "skipped", "Skipped measurements", "1 if max_overhead skipped the measurement.", scale="linear", detail=True
     ),
     _optimization(
         "rsc",

@@ -9,7 +9,7 @@ from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.record.wording import sentence
 from lightning_normtheory.view.panels import Panel
 from lightning_normtheory.view.readings import bounds, geometry, training
-from lightning_normtheory.view.readings.phrases import Reading, Severity, number, since, trend
+from lightning_normtheory.view.readings.phrases import Reading, Severity, at, number, since, trend
 
 __all__ = ["READINGS", "Reading", "Severity", "read_panel"]
 
@@ -38,13 +38,13 @@ def read_panel(panel: Panel, history: History) -> Reading | None:
     if name is None:
         return read(history)
     reading = _broken(panel, name, history) or read(history)
-    undefined = [epoch for epoch, value in history.series(name).items() if math.isnan(value)]
+    undefined = [position for position, value in history.series(name).items() if math.isnan(value)]
     because = _because(name, history)
     if not undefined or because == "." or (reading and because in reading.text):
         return reading
-    symbol, epochs = find_metric(name).symbol, len(history.series(name))
-    when = f"epoch {undefined[0]}" if len(undefined) == 1 else f"{len(undefined)} of {epochs} epochs"
-    text = f"{symbol} is undefined in {when}{because}"
+    symbol, count = find_metric(name).symbol, len(history.series(name))
+    several = f"in {len(undefined)} of {count} {history.unit}s"
+    text = f"{symbol} is undefined {at(undefined[0], history) if len(undefined) == 1 else several}{because}"
     return reading._replace(text=f"{reading.text} {text}") if reading else Reading(f"{symbol} is not a number.", text)
 
 
@@ -54,9 +54,9 @@ def _broken(panel: Panel, name: str, history: History) -> Reading | None:
     last = max(series)
     if _ended(series, history):
         because = _because(name, history, last)
-        text = f"{symbol} was {number(series[last])} in epoch {last}, and has not been measured since{because}"
+        text = f"{symbol} was {number(series[last])} {at(last, history)}, and has not been measured since{because}"
         return Reading(f"{symbol} is no longer measured.", text)
-    start = since({epoch: math.isnan(value) for epoch, value in series.items()})
+    start = since({position: math.isnan(value) for position, value in series.items()})
     # Some networks have no bound, and the losses tell whether they fell where their ratio is undefined.
     if start is None or (panel.key == "rademacher" and start == min(series)):
         return None
@@ -66,9 +66,10 @@ def _broken(panel: Panel, name: str, history: History) -> Reading | None:
     mood: Severity = "note" if negative else "bad"
     because = _because(name, history, start)
     if start == min(series):
-        return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every epoch{because}", mood)
-    before = max(epoch for epoch in series if epoch < start)
-    text = f"{symbol} was {number(series[before])} in epoch {before}, and is undefined since epoch {start}{because}"
+        return Reading(f"{symbol} is not a number.", f"{symbol} is undefined in every {history.unit}{because}", mood)
+    before = max(position for position in series if position < start)
+    was = f"{symbol} was {number(series[before])} {at(before, history)}"
+    text = f"{was}, and is undefined since {history.axis} {start}{because}"
     return Reading(f"{symbol} is not a number.", text, mood)
 
 
@@ -79,9 +80,9 @@ def _because(name: str, history: History, since: int = 0) -> str:
 
 
 def _ended(series: Mapping[int, float], history: History) -> bool:
-    """Whether the last gap is longer than all gaps before: callbacks may measure every n-th epoch only."""
-    measured = [row.epoch for row in history.rows if row.metrics.keys() - {"skipped"}]
-    places = [place for place, epoch in enumerate(measured) if epoch in series]
+    """Whether the last gap is longer than all gaps before: callbacks may measure every n-th time only."""
+    measured = [position for position, row in zip(history.positions, history.rows) if row.measured]
+    places = [place for place, position in enumerate(measured) if position in series]
     gaps = [after - before for before, after in zip([-1, *places], places)]
     return len(measured) - 1 - places[-1] >= max(gaps, default=0) if places else False
 
@@ -93,12 +94,13 @@ def _plain(panel: Panel, history: History) -> Reading | None:
         series = history.series(line.metric)
         if series:
             metric = find_metric(line.metric)
-            clauses.append(f"{metric.symbol} {_how_often(series) if metric.kind == 'flag' else trend(series)}")
+            often = _how_often(series, history.unit)
+            clauses.append(f"{metric.symbol} {often if metric.kind == 'flag' else trend(series)}")
     return Reading(panel.about, "; ".join(clauses) + ".") if clauses else None
 
 
-def _how_often(series: dict[int, float]) -> str:
+def _how_often(series: dict[int, float], unit: str) -> str:
     count = sum(value == 1 for value in series.values())
-    return (
-        "in every epoch" if count == len(series) else f"in {count} of {len(series)} epochs" if count else "in no epoch"
-    )
+    if count == len(series):
+        return f"in every {unit}"
+    return f"in {count} of {len(series)} {unit}s" if count else f"in no {unit}"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.wording import sentence
-from lightning_normtheory.view.readings.phrases import Reading, number, times, trend
+from lightning_normtheory.view.readings.phrases import Reading, at, number, times, trend
 
 __all__ = ["READINGS"]
 
@@ -39,7 +39,7 @@ def _new_samples(history: History) -> Reading | None:
     best = min(losses, key=losses.__getitem__)
     last = losses[max(losses)]
     if last > losses[best] + 0.05 * abs(losses[best]) and best != max(losses):
-        text = f"The validation loss is {number(last)}, up from {number(losses[best])} in epoch {best}."
+        text = f"The validation loss is {number(last)}, up from {number(losses[best])} {at(best, history)}."
         return Reading("The validation loss has passed its minimum.", text, "bad")
     return Reading("The validation loss has not passed its minimum.", f"The validation loss {trend(losses)}.", "good")
 

@@ -10,7 +10,7 @@ __all__ = ["READINGS"]
 
 
 def _sharpness(history: History) -> Reading | None:
-    top = {epoch: value for epoch, value in history.series("hessian_lambda_max").items() if not math.isnan(value)}
+    top = {at: value for at, value in history.series("hessian_lambda_max").items() if not math.isnan(value)}
     if not top:
         return None
     if any(name != "SGD" for name in history.optimizers):
@@ -21,29 +21,29 @@ def _sharpness(history: History) -> Reading | None:
         limit = history.series(name)
         both = {e: (v, limit[e]) for e, v in top.items() if not math.isnan(limit.get(e, math.nan))}
         if both:
-            return _against(both, symbol)
+            return _against(both, symbol, history)
     return Reading("λ_max was measured without a limit.", f"λ_max {trend(top)}.")
 
 
-def _against(both: dict[int, tuple[float, float]], symbol: str) -> Reading:
-    """λ_max and its limit, by epoch."""
-    beyond = {epoch: top > limit for epoch, (top, limit) in both.items()}
+def _against(both: dict[int, tuple[float, float]], symbol: str, history: History) -> Reading:
+    """λ_max and its limit, by epoch or step."""
+    beyond = {position: top > limit for position, (top, limit) in both.items()}
     top, limit = both[max(both)]
     values = f"{number(top)} against {number(limit)}"
     start = since(beyond)
     if start is not None:
         return Reading(
             f"λ_max has crossed {symbol}.",
-            f"λ_max has crossed {symbol}: {values} at last, beyond it since epoch {start}. Steps along the sharpest "
-            "direction overshoot more each time, until the loss jumps or the curvature falls. If the "
-            "loss still falls, training is at the edge of stability; if it jumps, lower η.",
+            f"λ_max has crossed {symbol}: {values} at last, beyond it since {history.axis} {start}. Steps along the "
+            "sharpest direction overshoot more each time, until the loss jumps or the curvature falls. If the loss "
+            "still falls, training is at the edge of stability; if it jumps, lower η.",
             "bad",
         )
     if any(beyond.values()):
         count = sum(beyond.values())
         return Reading(
             f"λ_max was beyond {symbol} and is below it now.",
-            f"λ_max was beyond {symbol} in {count} of {len(both)} epochs, and is below it now: {values}.",
+            f"λ_max was beyond {symbol} in {count} of {len(both)} {history.unit}s, and is below it now: {values}.",
         )
     if top > 0.9 * limit:
         return Reading(f"λ_max is near {symbol}.", f"λ_max is near {symbol}: {values}. It may cross it soon.")

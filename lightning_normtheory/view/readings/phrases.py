@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-__all__ = ["Reading", "Severity", "number", "percent", "since", "times", "trend"]
+from lightning_normtheory.record.history import History
+
+__all__ = ["Reading", "Severity", "at", "number", "percent", "since", "times", "trend"]
 
 Severity = Literal["good", "note", "bad"]
 
@@ -79,17 +81,27 @@ def trend(series: Mapping[int, float]) -> str:
     return f"has {'fallen' if last < first else 'risen'} from {number(first)} to {number(last)}"
 
 
+def at(position: int, history: History) -> str:
+    """
+    Example:
+        >>> from pathlib import Path
+        >>> at(3, History(Path(), "", "")), at(300, History(Path(), "", "", axis="step"))
+        ('in epoch 3', 'at step 300')
+    """
+    return f"at step {position}" if history.axis == "step" else f"in epoch {position}"
+
+
 def since(condition: Mapping[int, bool]) -> int | None:
-    """Return the epoch since which a condition holds up to the end; ``None`` if it does not hold at the end.
+    """Return the epoch or step since which a condition holds up to the end; ``None`` if it does not hold at the end.
 
     Example:
         >>> since({0: False, 1: True, 2: True}), since({0: True, 1: False})
         (1, None)
     """
     start = None
-    for epoch in sorted(condition):
-        if not condition[epoch]:
+    for position in sorted(condition):
+        if not condition[position]:
             start = None
         elif start is None:
-            start = epoch
+            start = position
     return start

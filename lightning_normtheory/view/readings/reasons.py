@@ -18,7 +18,7 @@ class Missing(NamedTuple):
     Attributes:
         what: the metrics, in words or symbols.
         why: a clause.
-        when: in which share of the measured epochs, in words.
+        when: in which share of the measured epochs or steps, in words.
         sections: of the report, of those metrics that the run has never logged; these have no panel.
     """
 
@@ -39,23 +39,23 @@ def missing(history: History) -> list[Missing]:
         >>> missing(History(Path(), "demo", "normtheory", rows=rows))[0][:3]
         ('λ_min of the kernel', 'no predictor was found', 'every epoch')
     """
-    measured = [row for row in history.rows if row.metrics.keys() - {"skipped"}]
-    epochs: dict[str, dict[str, set[int]]] = {}
+    measured = history.measurements
+    places: dict[str, dict[str, set[int]]] = {}
     names = dict.fromkeys(name for row in measured for name in row.reasons)
     for name in sorted(names, key=lambda name: _ORDER.get(find_metric(name).name, len(_ORDER))):
-        for row in measured:
+        for place, row in enumerate(measured):
             if name in row.reasons:
-                epochs.setdefault(row.reasons[name], {}).setdefault(name, set()).add(row.epoch)
+                places.setdefault(row.reasons[name], {}).setdefault(name, set()).add(place)
     logged = set(history.names())
     found = []
-    for why, by_name in epochs.items():
+    for why, by_name in places.items():
         count = len(set.union(*by_name.values()))
         unlogged = {find_metric(name).panel for name in by_name if name not in logged}
         found.append(
             Missing(
                 join_names(dict.fromkeys(metric.row or metric.symbol for metric in map(find_metric, by_name))),
                 why,
-                "every epoch" if count == len(measured) else f"{count} of {len(measured)} epochs",
+                f"every {history.unit}" if count == len(measured) else f"{count} of {len(measured)} {history.unit}s",
                 frozenset(panel.section for panel in PANELS if panel.key in unlogged),
             )
         )

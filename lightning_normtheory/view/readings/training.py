@@ -4,7 +4,7 @@ import math
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import find_metric
-from lightning_normtheory.view.readings.phrases import Reading, number, percent, times, trend
+from lightning_normtheory.view.readings.phrases import Reading, at, number, percent, times, trend
 
 __all__ = ["READINGS"]
 
@@ -13,9 +13,10 @@ def _loss(history: History) -> Reading | None:
     loss = history.series("loss")
     if not loss:
         return None
-    broken = [epoch for epoch, value in loss.items() if not math.isfinite(value)]
+    broken = [position for position, value in loss.items() if not math.isfinite(value)]
     if broken:
-        text = f"It was {number(loss[broken[0]])} in epoch {broken[0]}, and not finite in {len(broken)} of {len(loss)}."
+        when = f"It was {number(loss[broken[0]])} {at(broken[0], history)}"
+        text = f"{when}, and not finite in {len(broken)} of {len(loss)} {history.unit}s."
         still = not math.isfinite(history.last("loss"))
         return Reading("The loss is not finite." if still else "The loss was not finite at times.", text, "bad")
     first, *_, last = (*loss.values(), *loss.values())
@@ -63,7 +64,7 @@ def _ratio(history: History) -> Reading | None:
 
 def _alpha(history: History) -> Reading | None:
     for name in ("certificate_alpha", "wn_alpha", "rsc_alpha"):
-        alpha = {epoch: value for epoch, value in history.series(name).items() if not math.isnan(value)}
+        alpha = {position: value for position, value in history.series(name).items() if not math.isnan(value)}
         if alpha:
             break
     else:
@@ -76,14 +77,13 @@ def _alpha(history: History) -> Reading | None:
     if positive == 0:
         why = "the theorem guarantees no rate. This is usual at practical widths and not a fault of the run"
         return Reading("α is negative: the theorem guarantees no rate.", f"α is {last}: {why}.")
-    return Reading(
-        "α is positive at times.", f"α is positive in {positive} of {len(alpha)} epochs, and {last} at last."
-    )
+    often = f"{positive} of {len(alpha)} {history.unit}s"
+    return Reading("α is positive at times.", f"α is positive in {often}, and {last} at last.")
 
 
 def _beta(history: History) -> Reading | None:
     names = ("certificate_beta", "wn_beta", "rsc_beta")
-    # Two callbacks may measure in different epochs: only values of one can be compared.
+    # Two callbacks may measure at different times: only values of one row can be compared.
     name = next((name for name in names if history.latest("hessian_lambda_max", name)), None)
     if name is None:
         return _only(history, "hessian_lambda_max", "β is unknown for this network.")
@@ -124,17 +124,22 @@ def _loss_ratio(history: History) -> Reading | None:
     ratios, losses = history.series("loss_ratio"), history.series("loss")
     # Where the ratio is undefined, as for a loss below zero, the losses themselves still compare.
     before = dict(zip([*losses][1:], losses.values()))
-    fell = {epoch: losses[epoch] < loss for epoch, loss in before.items() if math.isfinite(losses[epoch] - loss)}
-    fell.update({epoch: ratio < 1 for epoch, ratio in ratios.items() if not math.isnan(ratio)})
-    fell = {epoch: fell[epoch] for epoch in ratios if epoch in fell}
+    fell = {each: losses[each] < loss for each, loss in before.items() if math.isfinite(losses[each] - loss)}
+    fell.update({each: ratio < 1 for each, ratio in ratios.items() if not math.isnan(ratio)})
+    fell = {each: fell[each] for each in ratios if each in fell}
     if not fell:
         return None
     falls, known = sum(fell.values()), [ratio for ratio in ratios.values() if not math.isnan(ratio)]
-    text = f"The loss fell in {falls} of {len(fell)} measured epochs"
+    if history.axis == "step":
+        down, up, counted = "was lower than before", "was higher than before", f"{len(fell)} measurements"
+    else:
+        down, up, counted = "fell", "rose", f"{len(fell)} measured epochs"
+    text = f"The loss {down} in {falls} of {counted}"
     text += f"; the largest ratio is {number(max(known), 4)}." if known else "."
     if falls == len(fell):
-        return Reading("The loss fell in every epoch.", text, "good")
-    return Reading("The loss fell in most epochs." if 2 * falls > len(fell) else "The loss rose in many epochs.", text)
+        return Reading(f"The loss {down} in every {history.unit}.", text, "good")
+    most = f"{down} in most" if 2 * falls > len(fell) else f"{up} in many"
+    return Reading(f"The loss {most} {history.unit}s.", text)
 
 
 def _mean_gradient(history: History) -> Reading | None:
@@ -157,10 +162,10 @@ def _mean_gradient(history: History) -> Reading | None:
 
 def _conditions(history: History) -> Reading | None:
     names = ("certificate_rsc", "certificate_ntk", "certificate_dgm_v", "certificate_dgm_g")
-    epochs = [row for row in history.rows if row.metrics.keys() & set(names)]
-    if not epochs:
+    rows = [row for row in history.rows if row.metrics.keys() & set(names)]
+    if not rows:
         return None
-    known = {find_metric(name).symbol: epochs[-1].metrics[name] for name in names if name in epochs[-1].metrics}
+    known = {find_metric(name).symbol: rows[-1].metrics[name] for name in names if name in rows[-1].metrics}
     holds = [symbol for symbol, value in known.items() if value == 1]
     fails = [symbol for symbol, value in known.items() if value != 1]
     text = f"{'Holds' if len(holds) == 1 else 'Hold'} now: {', '.join(holds)}. " if holds else ""

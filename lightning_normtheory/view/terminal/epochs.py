@@ -1,4 +1,4 @@
-"""The tables of epochs and theorems for a terminal."""
+"""The tables of rows and theorems for a terminal."""
 
 from collections.abc import Mapping
 
@@ -9,12 +9,12 @@ from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import METRICS, MetricInfo
 from lightning_normtheory.record.theorem_status import theorem_table
 
-__all__ = ["epoch_table", "legend", "theorems"]
+__all__ = ["epoch_table", "extent", "legend", "theorems"]
 
 _ROWS = 20
 _COLUMNS = (
     # What runs usually log themselves, without a declaration.
-    MetricInfo("train_loss", "train", "mean training loss of the epoch", ""),
+    MetricInfo("train_loss", "train", "training loss, as the run logs it", ""),
     MetricInfo("val_loss", "val", "loss on the validation set", ""),
     MetricInfo("val_accuracy", "acc", "accuracy on the validation set", ""),
     MetricInfo("val_acc", "acc", "accuracy on the validation set", ""),
@@ -25,7 +25,7 @@ _INSTEAD = {"hessian_edge": "hessian_stability_limit", "ntk_change_max": "hessia
 
 
 def epoch_table(history: History) -> Table:
-    """One row per measured epoch; of many epochs, 20 from the first to the last.
+    """One row per measured epoch or step; of many, 20 from the first to the last.
 
     Example:
         >>> from pathlib import Path
@@ -34,20 +34,35 @@ def epoch_table(history: History) -> Table:
         >>> [column.header for column in table.columns], table.row_count
         (['epoch', 'R'], 1)
     """
-    rows = _epochs(history)
+    rows = _rows(history)
     shown = _shown(rows)
-    table = Table("epoch", *(metric.symbol for metric in shown), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(history.axis, *(metric.symbol for metric in shown), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
-    epochs = sorted(rows)
-    if len(epochs) > _ROWS:
-        epochs = [epochs[round(i * (len(epochs) - 1) / (_ROWS - 1))] for i in range(_ROWS)]
-    for epoch in epochs:
-        row = rows[epoch]
+    positions = sorted(rows)
+    if len(positions) > _ROWS:
+        positions = [positions[round(i * (len(positions) - 1) / (_ROWS - 1))] for i in range(_ROWS)]
+    for position in positions:
+        row = rows[position]
         table.add_row(
-            str(epoch), *(f"{row[metric.name]:.{metric.digits}g}" if metric.name in row else "–" for metric in shown)
+            str(position), *(f"{row[metric.name]:.{metric.digits}g}" if metric.name in row else "–" for metric in shown)
         )
     return table
+
+
+def extent(history: History) -> str:
+    """Count the epochs, or the measurements and the steps.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> rows = [Row(0, step, 0.0, {"loss": 1.0}, {}) for step in (100, 200)]
+        >>> extent(History(Path(), "", "", rows=rows[:1])), extent(History(Path(), "", "", rows=rows, axis="step"))
+        ('1 epoch', '2 measurements up to step 200')
+    """
+    count = len(history.rows)
+    text = f"{count} {history.unit}{'' if count == 1 else 's'}"
+    return f"{text} up to step {history.positions[-1]}" if history.axis == "step" and count else text
 
 
 def legend(history: History) -> str:
@@ -59,11 +74,11 @@ def legend(history: History) -> str:
         >>> legend(History(Path(), "demo", "normtheory", rows=[Row(0, 5, 0.0, {"rsc_ratio": 2.0}, {})]))
         'R: ratio ‖∇L‖²/L of restricted strong convexity, on the probe.'
     """
-    return "; ".join(f"{metric.symbol}: {metric.meaning}" for metric in _shown(_epochs(history))) + "."
+    return "; ".join(f"{metric.symbol}: {metric.meaning}" for metric in _shown(_rows(history))) + "."
 
 
-def _epochs(history: History) -> dict[int, dict[str, float]]:
-    return {row.epoch: {**row.users, **row.metrics} for row in history.rows}
+def _rows(history: History) -> dict[int, dict[str, float]]:
+    return {position: {**row.users, **row.metrics} for position, row in zip(history.positions, history.rows)}
 
 
 def _shown(rows: Mapping[int, Mapping[str, float]]) -> list[MetricInfo]:

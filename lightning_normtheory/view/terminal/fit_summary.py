@@ -29,12 +29,12 @@ def end_table(history: History, width: int = 80) -> str:
                                first   last   theory
         λ_max of the Hessian    1.16   8.97   2/η = 10
     """
-    rows = [row for row in history.rows if row.metrics.keys() - {"skipped"}]
+    rows = history.measurements
     if not rows:
         return ""
-    lines = [*_fold(_headline(history, rows).split(" "), width), *_table(_lines(history, rows), rows, width)]
+    lines = [*_fold(_headline(history, rows).split(" "), width), *_table(_lines(history, rows), history, width)]
     for one in missing(history):
-        when = "" if one.when == "every epoch" else f" in {one.when}"
+        when = "" if one.when == f"every {history.unit}" else f" in {one.when}"
         text = sentence(f"– {one.what}{when}: {one.why}")
         lines += _fold(textwrap.shorten(text, 3 * width - 20, placeholder=" …").split(" "), width)
     if history.theorems:
@@ -43,7 +43,8 @@ def end_table(history: History, width: int = 80) -> str:
 
 
 def _headline(history: History, rows: list[Row]) -> str:
-    text = f"{history.prefix}: {_count(len(rows), 'epoch')} measured"
+    text = f"{history.prefix}: {_count(len(rows), history.unit)}"
+    text += f" up to step {rows[-1].step}" if history.axis == "step" else " measured"
     samples = {of["samples"] for of in history.settings if "samples" in of}
     if len(samples) == 1:
         text += f" on {_count(samples.pop(), 'sample')}"
@@ -122,7 +123,7 @@ def _value(symbol: str, name: str, last: Metrics) -> Iterator[str]:
         yield f"{symbol} = {_number(last[name])}"
 
 
-# Compare the last value with the theory, given the metrics of that epoch. Other rows have no comparison.
+# Compare the last value with the theory, given the metrics of that row. Other rows have no comparison.
 _COMPARISONS: dict[str, Callable[[Metrics, History], Iterator[str]]] = {
     "certificate_alpha": _compare_alpha,
     "certificate_rate_measured": _compare_rate,
@@ -142,7 +143,7 @@ class _Line(NamedTuple):
 
 
 def _lines(history: History, rows: list[Row]) -> list[_Line]:
-    """Return a line for each measured quantity: its first and last value, or one value if there is one epoch."""
+    """Return a line for each measured quantity: its first and last value, or one value if there is one row."""
     lines = []
     for metric in METRICS:
         values = [row.metrics for row in rows if metric.row and metric.name in row.metrics]
@@ -173,10 +174,12 @@ def _number(value: float, digits: int | None = None) -> str:
     return f"{value:.3g}" if digits is None or value == 0 else f"{value:#.{digits}g}".rstrip(".")
 
 
-def _table(lines: list[_Line], rows: list[Row], width: int) -> list[str]:
+def _table(lines: list[_Line], history: History, width: int) -> list[str]:
     if not lines:
         return []
-    titles = ("first", "last") if len(rows) > 1 else (f"epoch {rows[0].epoch}",)
+    rows = history.measurements
+    only = f"step {rows[0].step}" if history.axis == "step" else f"epoch {rows[0].epoch}"
+    titles = ("first", "last") if len(rows) > 1 else (only,)
     columns = [max(map(_width, column)) for column in zip(titles, *(line.values for line in lines))]
     label = max(_width(line.label) for line in lines)
     margin = label + sum(_GAP + column for column in columns) + _GAP

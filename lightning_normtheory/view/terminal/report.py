@@ -1,4 +1,4 @@
-"""The report for a terminal: the table of the epochs, every panel in a line, and which theorem applies."""
+"""The report for a terminal: the table of the epochs or steps, every panel in a line, and which theorem applies."""
 
 from rich.console import Console
 from rich.table import Table
@@ -9,7 +9,7 @@ from lightning_normtheory.record.wording import sentence
 from lightning_normtheory.view.panels import PANELS, SECTIONS
 from lightning_normtheory.view.readings import Severity, read_panel
 from lightning_normtheory.view.readings.reasons import missing, missing_in
-from lightning_normtheory.view.terminal.epochs import epoch_table, legend, theorems
+from lightning_normtheory.view.terminal.epochs import epoch_table, extent, legend, theorems
 
 __all__ = ["print_report"]
 
@@ -30,12 +30,9 @@ def print_report(history: History, console: Console) -> None:
         Overview
         · Loss on the probe: The loss of the probe is 0.5.
     """
-    epochs = len(history.rows)
-    console.print(
-        f"{history.run}, {epochs} epoch{'s' if epochs != 1 else ''}", style="bold", markup=False, highlight=False
-    )
+    console.print(f"{history.run}, {extent(history)}", style="bold", markup=False, highlight=False)
     if not history.rows:
-        console.print("No epoch has been measured yet.")
+        console.print("Nothing has been measured yet.")
         return
     if (table := epoch_table(history)).columns[1:]:
         console.print(table)

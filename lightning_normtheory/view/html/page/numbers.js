@@ -4,7 +4,7 @@
 
 const NOT_FINITE = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 
-/** Decode a number of the data: a string if it is not finite, null if the epoch does not have the metric. */
+/** Decode a number of the data: a string if it is not finite, null if the row does not have the metric. */
 function decoded(value) {
   return typeof value === "string" ? NOT_FINITE[value] : value;
 }

@@ -1,19 +1,23 @@
 // -- the page: shown runs, zoom, and input by mouse, touch and keyboard -----------------------------------------------
 
-const page = { runs: [], extent: [0, 1], zoom: null };
+const page = { axis: "", runs: [], extent: [0, 1], gap: Infinity, zoom: null };
 const tip = document.getElementById("tip");
 const live = document.getElementById("live");
 
 function load() {
   const data = JSON.parse(document.getElementById("data").textContent);
+  page.axis = data.axis;
   page.runs = data.runs.map((run, index) => {
     const series = {};
     for (const [key, values] of Object.entries(run.series)) series[key] = values.map(decoded);
-    return { ...run, index, on: true, epochs: data.epochs[run.epochs], series };
+    return { ...run, index, on: true, positions: data.positions[run.positions], series };
   });
-  const epochs = data.epochs.flat();
-  const first = epochs.reduce((a, b) => Math.min(a, b), Infinity);
-  const last = epochs.reduce((a, b) => Math.max(a, b), -Infinity);
+  const positions = data.positions.flat();
+  const first = positions.reduce((a, b) => Math.min(a, b), Infinity);
+  const last = positions.reduce((a, b) => Math.max(a, b), -Infinity);
+  for (const each of data.positions) {
+    each.slice(1).forEach((position, i) => (page.gap = Math.min(page.gap, position - each[i])));
+  }
   page.extent = first < last ? [first, last] : [first - 0.5, first + 0.5];
   page.plots = [...document.querySelectorAll("article[data-plot]")].map(
     (article) => new Plot(article, data.plots[article.dataset.plot]),
@@ -45,12 +49,12 @@ function refresh() {
   redraw();
 }
 
-// -- zoom: all plots show the same epochs -----------------------------------------------------------------------------
+// -- zoom: all plots show the same part of the axis -------------------------------------------------------------------
 
 function zoomTo(from, to) {
   const [first, last] = page.extent;
-  // At least two epochs, at most all.
-  const width = Math.min(Math.max(to - from, 1), last - first);
+  // At least two rows of a run, at most all.
+  const width = Math.min(Math.max(to - from, page.gap), last - first);
   const start = Math.min(Math.max((from + to - width) / 2, first), last - width);
   page.zoom = width >= last - first ? null : [start, start + width];
   tip.hidden = true;
@@ -67,16 +71,16 @@ function zoomAround(center, factor) {
   zoomTo(center - (center - from) * factor, center + (to - center) * factor);
 }
 
-// -- the tooltip: values at an epoch ----------------------------------------------------------------------------------
+// -- the tooltip: values at a position ---------------------------------------------------------------------------------
 
-function showTip(plot, epoch, near = null) {
-  const values = plot.cross(epoch);
+function showTip(plot, position, near = null) {
+  const values = plot.cross(position);
   const distances = values.map(({ value }) => (near !== null && plot.has(value) ? Math.abs(plot.y(value) - near) : Infinity));
   const closest = Math.min(...distances) < Infinity && values.length > 1 ? distances.indexOf(Math.min(...distances)) : -1;
   plot.emphasize(closest < 0 ? ".none" : `[data-run="${values[closest].run}"][data-curve="${values[closest].curve}"]`);
   tip.replaceChildren();
   const head = document.createElement("p");
-  head.textContent = `epoch ${epoch}`;
+  head.textContent = `${page.axis} ${position}`;
   const list = document.createElement("ul");
   list.classList.toggle("many", values.length > (narrow() ? 24 : 12));
   values.forEach(({ label, value, color }, i) => {
@@ -95,7 +99,7 @@ function showTip(plot, epoch, near = null) {
   });
   tip.append(head, list);
   tip.hidden = false;
-  placeTip(plot, epoch);
+  placeTip(plot, position);
   return values;
 }
 
@@ -104,9 +108,9 @@ function narrow() {
 }
 
 /** Place the tooltip next to the line, on a phone below or above the plot; never outside the window. */
-function placeTip(plot, epoch) {
+function placeTip(plot, position) {
   const box = plot.canvas.getBoundingClientRect();
-  const x = box.left + plot.x(epoch);
+  const x = box.left + plot.x(position);
   const width = tip.offsetWidth;
   const room = document.documentElement.clientWidth;
   const left = x + 14 + width < room ? x + 14 : x - 14 - width;
@@ -121,10 +125,10 @@ function hideTip(plot) {
   plot.clear();
 }
 
-function announce(epoch, values) {
+function announce(position, values) {
   const said = values.slice(0, 8).map(({ label, value }) => `${label} ${short(value)}`);
   if (values.length > 8) said.push(`and ${values.length - 8} more`);
-  live.textContent = `epoch ${epoch}: ${said.join("; ")}`;
+  live.textContent = `${page.axis} ${position}: ${said.join("; ")}`;
 }
 
 // -- mouse and touch --------------------------------------------------------------------------------------------------
@@ -144,7 +148,7 @@ function listenToPointer(plot) {
     fingers.set(event.pointerId, place(event));
     const after = [...fingers.values()];
     const apart = (pair) => Math.max(Math.abs(pair[0] - pair[1]), 10);
-    zoomAround(plot.epochAt((after[0] + after[1]) / 2), apart(before) / apart(after));
+    zoomAround(plot.positionAt((after[0] + after[1]) / 2), apart(before) / apart(after));
   };
 
   plot.canvas.addEventListener("pointerdown", (event) => {
@@ -157,7 +161,7 @@ function listenToPointer(plot) {
   });
 
   const move = (event) => {
-    if (plot.stale || !plot.epochs.length) return;
+    if (plot.stale || !plot.positions.length) return;
     if (fingers.size === 2) return pinch(event);
     if (start !== null) brush(start, place(event));
     const near = event.clientY - plot.canvas.getBoundingClientRect().top;
@@ -171,7 +175,7 @@ function listenToPointer(plot) {
     const [from, to] = [start, place(event)].sort((a, b) => a - b);
     start = null;
     brush(0, 0);
-    if (to - from > 8) zoomTo(plot.epochAt(from), plot.epochAt(to));
+    if (to - from > 8) zoomTo(plot.positionAt(from), plot.positionAt(to));
   });
   plot.canvas.addEventListener("pointercancel", (event) => {
     fingers.delete(event.pointerId);
@@ -183,7 +187,7 @@ function listenToPointer(plot) {
     if (event.pointerType !== "touch" && start === null) hideTip(plot);
   });
   document.addEventListener("pointerdown", (event) => {
-    if (plot.epoch !== null && !plot.canvas.contains(event.target)) hideTip(plot);
+    if (plot.position !== null && !plot.canvas.contains(event.target)) hideTip(plot);
   });
   plot.canvas.addEventListener("dblclick", resetZoom);
 }
@@ -191,22 +195,22 @@ function listenToPointer(plot) {
 // -- keyboard ---------------------------------------------------------------------------------------------------------
 
 function listenToKeys(plot) {
-  const go = (epoch) => announce(epoch, showTip(plot, epoch));
+  const go = (position) => announce(position, showTip(plot, position));
   const step = (by) => {
-    const at = plot.epochs.indexOf(plot.epoch);
-    const next = at < 0 ? (by > 0 ? 0 : plot.epochs.length - 1) : at + by;
-    go(plot.epochs[Math.min(Math.max(next, 0), plot.epochs.length - 1)]);
+    const at = plot.positions.indexOf(plot.position);
+    const next = at < 0 ? (by > 0 ? 0 : plot.positions.length - 1) : at + by;
+    go(plot.positions[Math.min(Math.max(next, 0), plot.positions.length - 1)]);
   };
   const zoom = (factor) => {
     const [from, to] = page.zoom || page.extent;
-    zoomAround(plot.epoch ?? (from + to) / 2, factor);
+    zoomAround(plot.position ?? (from + to) / 2, factor);
     tip.hidden = true;
   };
   const actions = {
     ArrowLeft: () => step(-1),
     ArrowRight: () => step(1),
-    Home: () => go(plot.epochs[0]),
-    End: () => go(plot.epochs[plot.epochs.length - 1]),
+    Home: () => go(plot.positions[0]),
+    End: () => go(plot.positions[plot.positions.length - 1]),
     "+": () => zoom(0.5),
     "=": () => zoom(0.5),
     "-": () => zoom(2),
@@ -219,7 +223,7 @@ function listenToKeys(plot) {
   };
   plot.place.addEventListener("keydown", (event) => {
     const action = actions[event.key];
-    if (!action || event.ctrlKey || event.metaKey || event.altKey || plot.stale || !plot.epochs.length) return;
+    if (!action || event.ctrlKey || event.metaKey || event.altKey || plot.stale || !plot.positions.length) return;
     event.preventDefault();
     action();
   });
@@ -288,7 +292,7 @@ function sparklines() {
     const paths = runs.map((run) => {
       const points = [];
       run.series[spark.dataset.key].forEach((value, i) => {
-        const x = 3 + ((run.epochs[i] - from) / (to - from)) * (width - 6);
+        const x = 3 + ((run.positions[i] - from) / (to - from)) * (width - 6);
         if (good(value)) points.push(`${x.toFixed(1)} ${(height - 3 - share(value) * (height - 6)).toFixed(1)}`);
       });
       // A single point is a line of length zero with round ends.

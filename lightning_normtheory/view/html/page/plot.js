@@ -24,7 +24,7 @@ function thinned(points) {
 /** The plot of a panel. It draws from `page`, which holds the runs, whether each is shown, and the zoom. */
 class Plot {
   constructor(article, spec) {
-    Object.assign(this, spec, { article, isLog: spec.scale === "log", chosen: 0, epoch: null, stale: true });
+    Object.assign(this, spec, { article, isLog: spec.scale === "log", chosen: 0, position: null, stale: true });
     this.place = article.querySelector(".plot");
     this.canvas = article.querySelector(".canvas");
     const select = article.querySelector("select");
@@ -44,7 +44,7 @@ class Plot {
         const parts = page.runs.length > 1 && !this.layers ? [run.name] : [];
         if (!parts.length || this.curves.length > 1) parts.push(curve.label);
         const color = curve.color || run.color;
-        found.push({ run: run.index, curve: i, label: parts.join(", "), color, dashes: curve.dashes, epochs: run.epochs, values });
+        found.push({ run: run.index, curve: i, label: parts.join(", "), color, dashes: curve.dashes, positions: run.positions, values });
       });
     }
     return found;
@@ -57,8 +57,8 @@ class Plot {
     this.lines = this.shown();
     this.axes(width);
     const { left, right, bottom } = this.frame;
-    const name = `<text class="tick vertical" x="${left - 6}" y="${bottom + 16}">epoch</text>`;
-    const ticks = [...this.vertical.ticks.map((tick) => this.verticalTick(tick)), ...this.epochTicks(), name];
+    const name = `<text class="tick vertical" x="${left - 6}" y="${bottom + 16}">${page.axis}</text>`;
+    const ticks = [...this.vertical.ticks.map((tick) => this.verticalTick(tick)), ...this.horizontalTicks(), name];
     const lines = this.lines.map((line) => this.line(line));
     this.canvas.innerHTML =
       `<svg viewBox="0 0 ${width} ${HEIGHT}" width="100%" height="${HEIGHT}" aria-hidden="true">${ticks.join("")}` +
@@ -69,34 +69,34 @@ class Plot {
     this.showLegend();
     this.article.querySelector(".log").setAttribute("aria-pressed", String(this.isLog));
     this.article.querySelector(".reset").disabled = !page.zoom;
-    if (this.epochs.includes(this.epoch)) this.cross(this.epoch);
-    else this.epoch = null;
+    if (this.positions.includes(this.position)) this.cross(this.position);
+    else this.position = null;
   }
 
   /** Set the scales from the values within the zoom. */
   axes(width) {
     const [from, to] = page.zoom || page.extent;
     const values = [];
-    const epochs = new Set();
+    const positions = new Set();
     this.hidden = 0;
     for (const line of this.lines) {
-      line.epochs.forEach((epoch, i) => {
+      line.positions.forEach((position, i) => {
         const value = line.values[i];
-        if (value === null || epoch < from || epoch > to) return;
-        epochs.add(epoch);
+        if (value === null || position < from || position > to) return;
+        positions.add(position);
         if (!Number.isFinite(value)) return;
         if (this.isLog && value <= 0) this.hidden++;
         else values.push(value);
       });
     }
-    this.epochs = [...epochs].sort((a, b) => a - b);
+    this.positions = [...positions].sort((a, b) => a - b);
     this.vertical = verticalAxis(values, this.isLog);
-    const longest = Math.max(...this.vertical.ticks.map((tick) => tick.label.length), "epoch".length);
+    const longest = Math.max(...this.vertical.ticks.map((tick) => tick.label.length), page.axis.length);
     this.frame = { left: Math.round(longest * 6.6 + 10), right: width - EDGE.right, bottom: HEIGHT - EDGE.bottom };
     const { left, right, bottom } = this.frame;
-    this.x = (epoch) => left + INSET + ((epoch - from) / (to - from)) * (right - left - 2 * INSET);
+    this.x = (position) => left + INSET + ((position - from) / (to - from)) * (right - left - 2 * INSET);
     this.y = (value) => bottom - this.vertical.share(value) * (bottom - EDGE.top);
-    this.epochAt = (x) => from + ((x - left - INSET) / (right - left - 2 * INSET)) * (to - from);
+    this.positionAt = (x) => from + ((x - left - INSET) / (right - left - 2 * INSET)) * (to - from);
   }
 
   verticalTick({ value, label }) {
@@ -107,14 +107,14 @@ class Plot {
     );
   }
 
-  epochTicks() {
+  horizontalTicks() {
     const [from, to] = page.zoom || page.extent;
     const room = Math.max(2, Math.floor((this.frame.right - this.frame.left) / 70));
     return evenTicks(from, to, room, true).map(({ value }) => {
       const x = this.x(value).toFixed(2);
       return (
         `<line class="grid" x1="${x}" x2="${x}" y1="${EDGE.top}" y2="${this.frame.bottom}"/>` +
-        `<text class="tick epoch" x="${x}" y="${this.frame.bottom + 16}" data-value="${value}">${value}</text>`
+        `<text class="tick horizontal" x="${x}" y="${this.frame.bottom + 16}" data-value="${value}">${value}</text>`
       );
     });
   }
@@ -123,17 +123,17 @@ class Plot {
     return value !== null && Number.isFinite(value) && !(this.isLog && value <= 0);
   }
 
-  /** Draw a path through the points. It skips epochs without a value, and breaks at values that cannot be drawn. */
-  line({ run, curve, color, dashes, epochs, values }) {
+  /** Draw a path through the points. It skips positions without a value, and breaks at values that cannot be drawn. */
+  line({ run, curve, color, dashes, positions, values }) {
     const [from, to] = page.zoom || page.extent;
     // One more on either side, so that lines reach the frame.
-    const first = Math.max(epochs.findIndex((epoch) => epoch >= from) - 1, 0);
-    let last = epochs.findIndex((epoch) => epoch > to);
-    if (last < 0) last = epochs.length - 1;
+    const first = Math.max(positions.findIndex((position) => position >= from) - 1, 0);
+    let last = positions.findIndex((position) => position > to);
+    if (last < 0) last = positions.length - 1;
     let path = "";
     let dots = "";
     let points = [];
-    const all = this.epochs.length * this.lines.length <= MANY;
+    const all = this.positions.length * this.lines.length <= MANY;
     const close = () => {
       if (points.length > 1) path += "M" + thinned(points).join("L");
       if (all || points.length === 1) {
@@ -142,7 +142,7 @@ class Plot {
       points = [];
     };
     for (let i = first; i <= last; i++) {
-      if (this.has(values[i])) points.push([this.x(epochs[i]).toFixed(2), this.y(values[i]).toFixed(2)]);
+      if (this.has(values[i])) points.push([this.x(positions[i]).toFixed(2), this.y(values[i]).toFixed(2)]);
       else if (values[i] !== null) close();
     }
     close();
@@ -162,7 +162,7 @@ class Plot {
       const taken = {};
       line.values.forEach((value, i) => {
         if (value === null || Number.isFinite(value)) return;
-        const x = Math.round(this.x(line.epochs[i]));
+        const x = Math.round(this.x(line.positions[i]));
         if (x - taken[value] < 10) return;
         taken[value] = x;
         drawn += `<path class="mark-${Number.isNaN(value) ? "nan" : "infinite"} ${line.color}" d="${shapes[value](x)}"/>`;
@@ -197,11 +197,11 @@ class Plot {
     this.draw();
   }
 
-  /** Return the values at an epoch, the largest first. */
-  at(epoch) {
+  /** Return the values at a position, the largest first. */
+  at(position) {
     const found = [];
     for (const line of this.lines) {
-      const value = line.values[line.epochs.indexOf(epoch)];
+      const value = line.values[line.positions.indexOf(position)];
       if (value !== null && value !== undefined) found.push({ ...line, value });
     }
     const rank = (value) => (Number.isNaN(value) ? -Infinity : value);
@@ -209,15 +209,15 @@ class Plot {
   }
 
   nearest(x) {
-    const wanted = this.epochAt(x);
-    return this.epochs.reduce((best, epoch) => (Math.abs(epoch - wanted) < Math.abs(best - wanted) ? epoch : best), this.epochs[0]);
+    const wanted = this.positionAt(x);
+    return this.positions.reduce((best, position) => (Math.abs(position - wanted) < Math.abs(best - wanted) ? position : best), this.positions[0]);
   }
 
-  /** Draw a vertical line at an epoch, and return the values there. */
-  cross(epoch) {
-    this.epoch = epoch;
-    const x = this.x(epoch).toFixed(2);
-    const values = this.at(epoch);
+  /** Draw a vertical line at a position, and return the values there. */
+  cross(position) {
+    this.position = position;
+    const x = this.x(position).toFixed(2);
+    const values = this.at(position);
     const dots = values
       .filter(({ value }) => this.has(value))
       .map(({ value, color }) => `<circle class="${color}" cx="${x}" cy="${this.y(value).toFixed(2)}" r="3.5"/>`);
@@ -232,7 +232,7 @@ class Plot {
   }
 
   clear() {
-    this.epoch = null;
+    this.position = null;
     this.emphasize(".none");
     const cross = this.canvas.querySelector(".cross");
     if (cross) cross.innerHTML = "";
@@ -251,11 +251,11 @@ class Plot {
         line.append(cell);
       });
     };
-    row(["epoch", ...lines.map((line) => line.label)], "th");
-    const epochs = new Set(lines.flatMap((line) => line.epochs));
-    for (const epoch of [...epochs].sort((a, b) => a - b)) {
-      const values = lines.map((line) => line.values[line.epochs.indexOf(epoch)] ?? null);
-      if (values.some((value) => value !== null)) row([epoch, ...values.map((value) => value ?? "")], "td");
+    row([page.axis, ...lines.map((line) => line.label)], "th");
+    const positions = new Set(lines.flatMap((line) => line.positions));
+    for (const position of [...positions].sort((a, b) => a - b)) {
+      const values = lines.map((line) => line.values[line.positions.indexOf(position)] ?? null);
+      if (values.some((value) => value !== null)) row([position, ...values.map((value) => value ?? "")], "td");
     }
     return table;
   }
