@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_normtheory.architecture.operations import Opaque, Operation, opaque
 from lightning_normtheory.architecture.recorder import record_forward
+from lightning_normtheory.callbacks.measurement.batch_parts import other_tensors
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.samples.batch_contents import describe
 from lightning_normtheory.measuring.rng import isolated_rng
@@ -131,6 +132,8 @@ class TheoryInputs:
     def _identify_loss(self, *, perturbed: bool = False) -> KnownLoss | str:
         """Recognize the loss by its value on some samples, at every measurement: it may change in training.
 
+        Without targets, tokens among the inputs may be the text whose next token is predicted.
+
         Args:
             perturbed: whether at perturbed parameters.
         """
@@ -140,8 +143,7 @@ class TheoryInputs:
             n = min(batch.samples, _LOSS_SAMPLES)
             data = some_samples(function.on_device(batch), batch.samples, slice(n))
             inputs, targets = function.possible_targets(data, batch, n)
-            if not targets:
-                return "the loss is unknown: no targets can be told from the inputs in its batches"
+            text = [] if targets else [x for x in other_tensors(data, [], n) if not x.is_floating_point()]
             with function.without_graph():
                 with function.fresh(batch):
                     if perturbed:
@@ -151,8 +153,10 @@ class TheoryInputs:
                     if perturbed:
                         self._perturb()
                     outputs = function.outputs(function.model, inputs).detach()
-            recognized = [identify_loss(loss, outputs, y.to(outputs.device)) for y in targets]
-            found.append(next((each for each in recognized if isinstance(each, KnownLoss)), recognized[0]))
+            recognized = [identify_loss(loss, outputs, y.to(outputs.device)) for y in targets or text]
+            unknown = "the loss is unknown: no targets can be told from the inputs in its batches"
+            reason = recognized[0] if targets else unknown
+            found.append(next((each for each in recognized if isinstance(each, KnownLoss)), reason))
         return same_loss(found)
 
     def _perturb(self) -> None:

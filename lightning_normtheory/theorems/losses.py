@@ -1,13 +1,19 @@
 """The losses that the theorems cover, and how to recognize them by their values."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_normtheory.record.wording import join_names
+
 __all__ = ["KnownLoss", "as_targets", "identify_loss", "same_loss"]
+
+# Outputs that are converted to float64 at once.
+_PIECE = 2**20
 
 
 class KnownLoss(NamedTuple):
@@ -61,65 +67,121 @@ class KnownLoss(NamedTuple):
 def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss | str:
     """Find the loss that has this value on these samples, or return the reason why none has.
 
-    Logarithms of probabilities are their own logits: their NLL loss is a cross entropy.
+    Logarithms of probabilities are their own logits: their NLL loss is a cross entropy. Outputs are converted to
+    float64 in pieces, which need little memory beside them.
 
     Args:
         value: the mean loss that the training step returned.
         outputs: f (n, k) or (n, …).
         targets: y in the shape of the outputs, or class indices: (n,), or one per position, with the classes of the
-            outputs on their second axis (n, classes, …) or on their last (n, …, classes).
+            outputs on their second axis (n, classes, …), on their last (n, …, classes), or with all positions in rows
+            (n·positions, classes). Tokens (n, T) or (n, T + 1) may also be the text of which outputs (n, T, classes)
+            predict the next token.
 
     Example:
-        >>> import torch
         >>> f, y = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])
         >>> identify_loss(2.0, f, y)
         KnownLoss(name='square', scale=1.0, largest_target=1.0, classes=0, terms=1)
         >>> identify_loss(float(F.nll_loss(f.log_softmax(1), y)), f, y)
         KnownLoss(name='cross_entropy', scale=1.0, largest_target=0.0, classes=2, terms=1)
     """
-    outputs, targets = outputs.detach().double(), targets.detach()
-    flat = outputs.reshape(len(outputs), -1)
-    k = flat.shape[1]
-    candidates: list[tuple[KnownLoss, Callable[[], Tensor]]] = []
-    numbers = as_targets(flat, targets)
-    if numbers is not None:
-        largest = float(numbers.abs().max())
-        squares = (flat - numbers).square().sum(1).mean()
-        for scale in dict.fromkeys((1.0, 1.0 / k, 0.5, 0.5 / k)):
-            candidates.append((KnownLoss("square", scale, largest), lambda s=scale: s * squares))  # type: ignore[misc]
-        shares = (numbers + 1) / 2 if set(numbers.unique().tolist()) <= {-1.0, 1.0} else numbers
-        if float(shares.min()) >= 0 and float(shares.max()) <= 1:
-            logistic = F.binary_cross_entropy_with_logits(flat, shares, reduction="none").sum(1).mean()
-            for scale in dict.fromkeys((1.0 / k, 1.0)):
-                candidates.append((KnownLoss("logistic", scale, terms=k), lambda s=scale: s * logistic))  # type: ignore[misc]
-    reason = (
+    outputs, targets = outputs.detach(), targets.detach()
+    for loss, found in _losses_of_numbers(outputs.reshape(len(outputs), -1), targets):
+        if _equal(found, value):
+            return loss
+    reasons = []
+    for each in _logits(outputs, targets):
+        classes = each.rows.shape[1]
+        known = (each.labels >= 0) & (each.labels < classes)
+        others = each.labels[~known].unique().tolist()
+        if _equal(_cross_entropy(each.rows, each.labels, known), value):
+            if not others:
+                return KnownLoss("cross_entropy", classes=classes, terms=each.terms)
+            return (
+                f"the cross entropy ignores labels of {join_names(map(str, others))}: it is a mean over the other"
+                " positions of a batch, not over its samples"
+            )
+        if others:
+            low, high = int(each.labels.min()), int(each.labels.max())
+            reasons.append(f"labels from {low} to {high} are not all among the {classes} classes")
+    neither = (
         "the loss is neither a square loss, nor a cross entropy, nor a logistic loss of outputs and targets; a"
         " regularizer in it counts"
     )
-    for logits in _logits(outputs, targets):
-        classes = logits.shape[1]
-        if int(targets.min()) < 0 or int(targets.max()) >= classes:
-            # An ignored sample has no loss: the loss is a mean over others in every batch, not over n samples.
-            reason = f"labels from {int(targets.min())} to {int(targets.max())} are not all among the {classes} classes"
-            continue
-        known = KnownLoss("cross_entropy", classes=classes, terms=max(targets[0].numel(), 1))
-        candidates.append((known, lambda f=logits: F.cross_entropy(f, targets.long())))  # type: ignore[misc]
-    for loss, compute in candidates:
-        # Wide enough for float32 sums, and too narrow for two of these losses to agree by chance.
-        if math.isclose(float(compute()), value, rel_tol=1e-4) and value > 0:
-            return loss
-    return reason
+    return reasons[0] if reasons else neither
 
 
-def _logits(outputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Return the outputs with their classes on the second axis, in each way that fits class indices."""
-    if targets.is_floating_point() or targets.is_complex() or targets.dim() == 0 or len(targets) != len(outputs):
+def _equal(found: float, value: float) -> bool:
+    # Wide enough for float32 sums, and too narrow for two of these losses to agree by chance.
+    return value > 0 and math.isclose(found, value, rel_tol=1e-4)
+
+
+def _losses_of_numbers(outputs: Tensor, targets: Tensor) -> Iterator[tuple[KnownLoss, float]]:
+    """Yield losses of outputs (n, k) and targets that are numbers, or classes as unit vectors, with their values."""
+    n, k = outputs.shape
+    if targets.dim() == 0 or len(targets) != n:
+        return
+    rows = max(1, _PIECE // k)
+
+    def pieces() -> Iterator[tuple[Tensor, Tensor | None]]:
+        for f, y in zip(outputs.split(rows), targets.split(rows)):
+            yield f.double(), as_targets(f.double(), y)
+
+    squares, largest, low, high, signs = [], 0.0, math.inf, -math.inf, True
+    for f, y in pieces():
+        if y is None:
+            return
+        squares.append((f - y).square().sum(1))
+        largest, low, high = max(largest, float(y.abs().max())), min(low, float(y.min())), max(high, float(y.max()))
+        signs = signs and bool((y.abs() == 1).all())
+    square = float(torch.cat(squares).mean())
+    for scale in dict.fromkeys((1.0, 1.0 / k, 0.5, 0.5 / k)):
+        yield KnownLoss("square", scale, largest), scale * square
+    if signs or (low >= 0 and high <= 1):
+        logistic = [
+            F.binary_cross_entropy_with_logits(f, (y + 1) / 2 if signs else y, reduction="none").sum(1)
+            for f, y in pieces()
+            if y is not None
+        ]
+        for scale in dict.fromkeys((1.0 / k, 1.0)):
+            yield KnownLoss("logistic", scale, terms=k), scale * float(torch.cat(logistic).mean())
+
+
+class _Logits(NamedTuple):
+    """Logits of all positions in rows (n·terms, classes), with their labels (n·terms,)."""
+
+    rows: Tensor
+    labels: Tensor
+    terms: int
+
+
+def _logits(outputs: Tensor, targets: Tensor) -> list[_Logits]:
+    """Return the outputs as logits, in each way that fits class indices."""
+    if targets.is_floating_point() or targets.is_complex() or targets.dim() == 0 or outputs.dim() < 2:
         return []
+    pairs: list[tuple[Tensor, Tensor]] = []
     if targets.dim() == 1:
-        outputs = outputs.reshape(len(outputs), -1)
-    axes = [axis for axis in sorted({1, outputs.dim() - 1}) if outputs.dim() > 1 and outputs.shape[axis] > 1]
-    moved = [outputs.movedim(axis, 1) for axis in axes]
-    return [logits for logits in moved if logits.shape[:1] + logits.shape[2:] == targets.shape]
+        pairs.append((outputs.flatten(1), targets))
+    else:
+        pairs += [(outputs.movedim(axis, -1), targets) for axis in sorted({1, outputs.dim() - 1})]
+        pairs.append((outputs, targets.flatten()))
+    if targets.dim() == 2 and outputs.dim() == 3 and 1 < targets.shape[1] <= outputs.shape[1] + 1:
+        following = targets[:, 1:]  # of the text itself, each token predicts the next
+        pairs.append((outputs[:, : following.shape[1]], following))
+    terms = max(targets[0].numel(), 1)
+    return [
+        _Logits(f.reshape(-1, f.shape[-1]), y.reshape(-1), y[0].numel() if y.dim() > 1 else terms)
+        for f, y in pairs
+        if f.shape[:-1] == y.shape and f.shape[-1] > 1
+    ]
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, known: Tensor) -> float:
+    """Return the mean over the rows whose labels are known."""
+    total, rows = 0.0, max(1, _PIECE // logits.shape[1])
+    for f, y, of in zip(logits.split(rows), labels.split(rows), known.split(rows)):
+        total += float(F.cross_entropy(f[of].double(), y[of].long(), reduction="sum"))
+    return total / max(int(known.sum()), 1)
 
 
 def same_loss(found: Sequence[KnownLoss | str]) -> KnownLoss | str:
@@ -142,7 +204,6 @@ def as_targets(outputs: Tensor, targets: Tensor) -> Tensor | None:
     """Convert targets to the outputs' shape (n, k), class indices to one-hot vectors; ``None`` if they do not fit.
 
     Example:
-        >>> import torch
         >>> as_targets(torch.zeros(2, 3), torch.tensor([2, 0]))
         tensor([[0., 0., 1.],
                 [1., 0., 0.]])

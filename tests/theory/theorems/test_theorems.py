@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_normtheory import applicable_theorems
 from lightning_normtheory.record import theorem_table
-from lightning_normtheory.theorems import network_problem
+from lightning_normtheory.theorems import losses, network_problem
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss
 
 from support.theory.theorem_cases import dgm_network, paper_network, rsc_network, square, targets, unit
@@ -175,10 +175,53 @@ def test_labels_outside_the_classes_are_neither_misread_nor_an_error(shape, labe
     logits, y = torch.randn(shape), torch.zeros(shape[:1] + shape[2:], dtype=torch.long)
     y[0] = label
     value = float(nn.functional.cross_entropy(logits, y, ignore_index=label))
-    assert (
-        identify_loss(value, logits, y)
-        == f"labels from {min(label, 0)} to {max(label, 0)} are not all among the 3 classes"
+    assert identify_loss(value, logits, y) == (
+        f"the cross entropy ignores labels of {label}: it is a mean over the other positions of a batch, not over its"
+        " samples"
     )
+    among = f"labels from {min(label, 0)} to {max(label, 0)} are not all among the 3 classes"
+    assert identify_loss(1.01 * value, logits, y) == among
+
+
+def cross_entropy_over_tokens(form, logits, y):
+    """The same mean in each way in which language models write it, with the outputs of its predictor."""
+    rows = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+    return rows, {"tokens": logits, "transposed": logits.transpose(1, 2), "flat": logits.flatten(0, 1)}[form]
+
+
+@pytest.mark.parametrize("form", ["tokens", "transposed", "flat"])
+@pytest.mark.parametrize("ignored", [0, 1, 4])
+def test_cross_entropy_over_tokens(form, ignored, monkeypatch):
+    """Also when it is computed in several pieces, and with padding, which every form declines for the same reason."""
+    monkeypatch.setattr(losses, "_PIECE", 40)
+    logits, y = 2 * torch.randn(3, 4, 7), torch.randint(7, (3, 4))
+    y[0, 4 - ignored :] = -100
+    value, outputs = cross_entropy_over_tokens(form, logits, y)
+    found = identify_loss(float(value), outputs, y)
+    if ignored:
+        assert "ignores labels of -100: it is a mean over the other positions" in found
+    else:
+        assert found == KnownLoss("cross_entropy", classes=7, terms=4)
+    assert isinstance(identify_loss(1.01 * float(value), outputs, y), str)
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_cross_entropy_of_the_next_token(longer):
+    """Where the model shifts the text itself, the outputs of the last token have no target."""
+    logits, text = 2 * torch.randn(3, 4, 7), torch.randint(7, (3, 4 + longer))
+    predicted = logits[:, : 3 + longer]
+    value = nn.functional.cross_entropy(predicted.flatten(0, 1), text[:, 1:].flatten())
+    assert identify_loss(float(value), logits, text) == KnownLoss("cross_entropy", classes=7, terms=3 + longer)
+
+
+@pytest.mark.parametrize("loss", [square, nn.MSELoss(), nn.BCEWithLogitsLoss(), nn.SoftMarginLoss(), nn.L1Loss()])
+def test_losses_in_pieces_are_those_of_the_whole(loss, monkeypatch):
+    outputs, y = torch.randn(9, 5), (torch.arange(45) % 2).float().reshape(9, 5)
+    y = 2 * y - 1 if isinstance(loss, nn.SoftMarginLoss) else y
+    value = float(loss(outputs, y))
+    whole = identify_loss(value, outputs, y)
+    monkeypatch.setattr(losses, "_PIECE", 12)
+    assert identify_loss(value, outputs, y) == whole
 
 
 @pytest.mark.parametrize("loss", [nn.L1Loss(), nn.HuberLoss(delta=0.1), lambda f, y: square(f, y) + 0.01])
