@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_normtheory.architecture.chain import Chain, Link
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.cost import FORWARD, SHARED, Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.output.messages import say
@@ -44,6 +45,8 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     title = "certificate"
     key = _MEASURED
     metrics = (key,)
+    shared = ("rsc", "problem")
+    since_start = (key,)
 
     def __init__(self, samples: int = 128) -> None:
         if type(samples) is not int or samples < 1:
@@ -56,6 +59,10 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._examined = False
 
     # -- at fit start: check which theorems apply ----------------------------------------------------------------------
+
+    def start_cost(self, sizes: Sizes) -> float:
+        known = SHARED["problem"](sizes) + FORWARD * (1 + sizes.share(self._samples))
+        return FORWARD + (2 * known if sizes.outputs else 0.0)
 
     def start(self, measurement: EpochMeasurement) -> None:
         if not measurement.function.findings.outputs_problem:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.cost import PRODUCT, Sizes, products_cost
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
@@ -25,6 +26,9 @@ _LAMBDA = "hessian_lambda_max"
 _PREDICTOR = "predictor_hessian_norm"
 # Five bits of exponent, two of mantissa: an error of about 7 % of the vector; the start also gets 30 % of noise.
 _SHORT = torch.float8_e5m2
+# The products that λ_max usually takes, from nothing and from the last vector; those of the predictor's Hessian.
+_PRODUCTS: dict[Method, tuple[int, int]] = {"lanczos": (10, 7), "power": (22, 12)}
+_PREDICTOR_PRODUCTS, _ALONE = 15, 4.0
 
 
 class EdgeOfStabilityDiagnostic(Diagnostic):
@@ -81,6 +85,10 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         self._vector: dict[str, Tensor] = {}
         self._warned = False
 
+    def cost(self, sizes: Sizes) -> float:
+        products = _PRODUCTS[self._options["method"]][bool(self._vector)]
+        return products_cost(min(products, self._options["max_hvps"]), self._memory)
+
     def hessian_request(self) -> HessianRequest:
         return HessianRequest(partial(_top_eigenpair, last=self._vector, options=self._options), self._memory)
 
@@ -130,6 +138,11 @@ class PredictorHessianDiagnostic(Diagnostic):
             raise ValueError(f"Expected predictor_samples to be a number of samples, 0 for none, but got {samples!r}.")
         self._samples, self._tol, self._max_hvps = samples, tol, max_hvps
         self._warned = False
+
+    def cost(self, sizes: Sizes) -> float:
+        # One sample at a time uses a processor less well than a batch does.
+        of_sample = _ALONE * PRODUCT / sizes.probe
+        return self._samples * sizes.outputs * min(_PREDICTOR_PRODUCTS, self._max_hvps) * of_sample
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         norm, residual = measurement.curvature.predictor_hessian(self._samples, self._tol, self._max_hvps)

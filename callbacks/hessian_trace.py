@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any, get_args
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.cost import Sizes, products_cost
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, layer_metric
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
@@ -25,6 +26,9 @@ class HessianTraceDiagnostic(Diagnostic):
         if memory not in get_args(Memory):
             raise ValueError(f"Expected memory to be 'high' or 'low', but got {memory!r}.")
         self._hvps, self._layers, self._memory = hvps, layers, memory
+
+    def cost(self, sizes: Sizes) -> float:
+        return products_cost(min(self._hvps, sizes.parameters), self._memory)
 
     def hessian_request(self) -> HessianRequest:
         return HessianRequest(partial(estimate_trace, hvps=self._hvps, layers=self._layers), self._memory)

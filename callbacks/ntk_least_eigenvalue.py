@@ -40,6 +40,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
     )
     needs_loss = False
     needs_outputs = True
+    since_start = ("ntk_change", "ntk_change_max")
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ class RademacherBoundDiagnostic(Diagnostic):
     metrics = (key,)
     needs_outputs = True
     needs_validation = True
+    shared = ("problem", "gap")
 
     def __init__(self, delta: float = 0.05, x_norm: float | None = None) -> None:
         if not 0 < delta < 1:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.cost import FORWARD, Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.rsc import why_no_ratio
@@ -18,9 +19,14 @@ class RSCRatioDiagnostic(Diagnostic):
     title = "restricted strong convexity"
     key = "rsc_ratio"
     metrics = (key, "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio")
+    shared = ("rsc",)
+    since_start = ("loss_ratio",)
 
     def __init__(self) -> None:
         self._last_loss: float | None = None
+
+    def start_cost(self, sizes: Sizes) -> float:
+        return FORWARD
 
     def start(self, measurement: EpochMeasurement) -> None:
         self._last_loss = measurement.loss

@@ -5,7 +5,9 @@
 * `reporting`: what a callback sends to the loggers, the run's file and the terminal.
 * `diagnostic`: `Diagnostic`, the interface of one quantity.
 * `lifecycle`: how far a fit is.
-* `budget`: the time spent on measuring, and its limit ``max_overhead``.
+* `planning`: what the next measurements take, said before they are made, and kept within ``max_overhead``.
+* `cost`: the expected costs of measurements, in gradients.
+* `budget`: the time spent on measuring, and its limit.
 * `checks`: errors in the setup, found at fit start.
 * `state`: helpers for the checkpoint.
 * `host`: the callback class of every Lightning package that is installed.

@@ -17,15 +17,15 @@ from lightning_normtheory.callbacks.engine.checks import (
     check_synchronized,
 )
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
-from lightning_normtheory.callbacks.engine.guarded import GuardedCallback
 from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
+from lightning_normtheory.callbacks.engine.planning import PlanningCallback
 from lightning_normtheory.callbacks.engine.schedule import UNKNOWN_INTERVAL, Axis, Schedule, schedule_by_steps
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.callbacks.measurement.trial import example_of, explore
-from lightning_normtheory.callbacks.samples.batch_contents import describe
+from lightning_normtheory.callbacks.samples.batch_contents import count_samples, describe
 from lightning_normtheory.callbacks.samples.probe import Probe
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.step.findings import Findings
@@ -39,7 +39,7 @@ __all__ = ["DiagnosticCallback"]
 UserFunction = Callable[[Any, Any], Any]
 
 
-class DiagnosticCallback(GuardedCallback):
+class DiagnosticCallback(PlanningCallback):
     """Measures `diagnostics` after epochs or optimizer steps of the training, without changing the run.
 
     Args:
@@ -56,11 +56,13 @@ class DiagnosticCallback(GuardedCallback):
             the generalization gap.
         prefix: the prefix of the metric names, ``normtheory/…`` and ``normtheory_layers/…``.
         on_error: ``"warn"``: report a diagnostic that fails once, log NaN, and continue training; ``"raise"``: stop.
-        max_overhead: the largest fraction of the training time that measuring may take, such as 0.1. An epoch that is
-            due is skipped if a measurement as long as the last one would exceed it, and ``normtheory/skipped`` is 1 for
-            it, else 0. The first measurement is never skipped. ``None``: no limit, and no such metric. Training time is
-            that of the epochs from start to end, including validation and other callbacks, without the time that this
-            callback takes for the probe, the quantities at fit start and the measurements.
+        max_overhead: the largest fraction of the training time that measuring may take, such as 0.1. A measurement that
+            is due is skipped if it would exceed it, and ``normtheory/skipped`` is 1 for it, else 0. The first one is
+            expected to take what the trial of the step predicts, later ones as long as the last. Diagnostics that the
+            whole run, if its length is known, cannot pay for once are left out with a warning, the most expensive
+            first; so are values at fit start, and what compares with them begins with the first measurement. ``None``:
+            no limit, and no such metric. Training time is that of the epochs from start to end, including validation
+            and other callbacks, without the time that this callback takes.
         parameters: the parameters θ in which loss and outputs are differentiated: the index of an optimizer, name
             patterns (``"generator"`` is that whole submodule), or a function that returns parameters of the module;
             ``None``: all that are trained. Where several optimizers train different losses, as in a GAN, add one
@@ -121,6 +123,7 @@ class DiagnosticCallback(GuardedCallback):
         self._diagnostics = self.make_diagnostics()
         self._validation_probe = ValidationProbe(self.probe.samples, self.probe.seed)
         self._budget = TimeBudget(self.max_overhead)
+        self._plan = None
         self._schedule = self._asked_schedule
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -133,6 +136,8 @@ class DiagnosticCallback(GuardedCallback):
                     self._leave_out([diagnostic], str(reason))
             else:
                 self._active.append(diagnostic)
+        for diagnostic in [each for each in self._active if each.key in self._fit.too_expensive]:  # of the checkpoint
+            self._leave_out([diagnostic], self._fit.too_expensive[diagnostic.key])
         if not any(diagnostic.needs_validation for diagnostic in self._active):
             self._validation_probe = None
         if self._needs_probe:
@@ -178,15 +183,16 @@ class DiagnosticCallback(GuardedCallback):
         # Not earlier: a training_step may need what the module prepares in its own start hooks.
         if self._needs_probe and (first or not (self._fit.start_measured or self.probe.collecting)):
             with self._budget.spending():
-                self._begin(self._measurement(trainer, pl_module), first)
+                self._begin(self._measurement(trainer, pl_module), first, count_samples(batch))
         if missed:
             with self._budget.spending():
                 self._catch_up(trainer, pl_module, batch_idx)
 
-    def _begin(self, measurement: EpochMeasurement, first: bool) -> None:
+    def _begin(self, measurement: EpochMeasurement, first: bool, samples: int) -> None:
         """Find loss and predictor in the first batch; as soon as the probe is complete, measure the start."""
         if first:
             self._explore(measurement.function)
+            self._forecast(measurement, samples)
         if not self._fit.start_measured and not self.probe.collecting:
             self._start_all(measurement)
             self._fit.start_measured = True
@@ -316,12 +322,7 @@ class DiagnosticCallback(GuardedCallback):
             if self.max_overhead is not None:
                 metrics["skipped"] = 0.0
             self._report(trainer, pl_module, metrics)
-
-    def _affordable(self, trainer: Trainer) -> bool:
-        if self.max_overhead is None:
-            return True
-        # The clocks of the processes differ, and all must do the same: the first process decides.
-        return trainer.strategy.broadcast(self._budget.allows_another())
+        self._hint_of_cost(trainer)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         begin = time.perf_counter()
@@ -356,6 +357,7 @@ class DiagnosticCallback(GuardedCallback):
             "validation_probe": self._validation_probe.state_dict() if self._validation_probe is not None else None,
             "diagnostics": {each.key: self._collect(each, each.state_dict) for each in self._diagnostics},
             "budget": self._budget.state_dict(),
+            "too_expensive": self._fit.too_expensive,
             "reasons": self._fit.reasons,
         }
         return stored_once(state)
@@ -379,6 +381,8 @@ class DiagnosticCallback(GuardedCallback):
         if not changed.keys() & {"loss", "predict", "parameters", "probe", "seed"}:
             self._facts = KnownFacts.from_state(state_dict)
         self._budget.load_state_dict(state_dict.get("budget", {}))
+        if "max_overhead" not in changed:
+            self._fit.too_expensive = state_dict.get("too_expensive", {})
         self._fit.reasons = state_dict.get("reasons", {})
         done: dict[Axis, int | None] = {"epoch": state_dict.get("ended"), "step": state_dict.get("steps")}
         self._fit.done = {axis: position for axis, position in done.items() if position is not None}

@@ -15,13 +15,17 @@ class TimeBudget:
     Args:
         limit: the largest fraction of the training time that measuring may take, such as 0.1; ``None``: no limit.
 
+    Attributes:
+        training: the seconds of training.
+        spent: the seconds of measuring.
+        predicted: the seconds that the first measurement is expected to take; 0 if unknown.
+
     Raises:
         ValueError: for a limit that is not a positive number.
 
     Example:
         >>> budget = TimeBudget(0.1)
-        >>> with budget.measuring():
-        ...     pass
+        >>> budget.predicted = 2.0
         >>> budget.allows_another()  # nothing has been trained yet
         False
     """
@@ -36,6 +40,7 @@ class TimeBudget:
         self.limit = None if limit is None else float(limit)
         self.training = 0.0
         self.spent = 0.0
+        self.predicted = 0.0
         self._last: float | None = None
         self._since: float | None = None
 
@@ -71,11 +76,23 @@ class TimeBudget:
             yield
         self._last = self.spent - before
 
+    @property
+    def measured(self) -> bool:
+        """Whether a measurement has been made."""
+        return self._last is not None
+
+    @property
+    def expected(self) -> float:
+        """The seconds that the next measurement is expected to take: those of the last one, or the prediction."""
+        return self.predicted if self._last is None else self._last
+
+    def allowance(self, training: float) -> float:
+        """Return the seconds that are left for measuring when so many are trained; negative if too many are spent."""
+        return math.inf if self.limit is None else self.limit * training - self.spent
+
     def allows_another(self) -> bool:
-        """Return whether a measurement as long as the last one stays within the limit; the first one always does."""
-        if self.limit is None or self._last is None:
-            return True
-        return self.spent + self._last <= self.limit * self.training
+        """Return whether another measurement stays within the limit."""
+        return self.expected <= self.allowance(self.training)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seconds up to now: a checkpoint may be written in the middle of an epoch."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from lightning_normtheory.callbacks.engine.cost import Sizes
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 
@@ -47,6 +48,8 @@ class Diagnostic:
         needs_outputs: whether it uses the outputs of a batch.
         needs_validation: whether it also uses validation data; requires `needs_probe` and `needs_loss`.
         optional: whether a callback may leave it out without a warning if it does not apply.
+        shared: the quantities that it asks a measurement for and others may ask for, too, see `cost.SHARED`.
+        since_start: those of its metrics that compare with what `start` has measured.
     """
 
     key: ClassVar[str]
@@ -58,6 +61,8 @@ class Diagnostic:
     needs_outputs: ClassVar[bool] = False
     needs_validation: ClassVar[bool] = False
     optional: ClassVar[bool] = False
+    shared: ClassVar[tuple[str, ...]] = ()
+    since_start: ClassVar[tuple[str, ...]] = ()
 
     def check(self, model: nn.Module) -> None:
         """Check the model at fit start.
@@ -65,6 +70,15 @@ class Diagnostic:
         Raises:
             NotApplicable: if the model lacks what is measured.
         """
+
+    def cost(self, sizes: Sizes) -> float:
+        """Return the expected cost of one measurement, without the `shared` quantities, in G: gradients of the loss on
+        the whole probe."""
+        return 0.0
+
+    def start_cost(self, sizes: Sizes) -> float:
+        """Return the expected cost of `start` in G."""
+        return 0.0
 
     def start(self, measurement: EpochMeasurement) -> None:
         """Measure before the first training step of a fresh run, if the probe is known by then."""

@@ -1,6 +1,7 @@
 """Run diagnostics one after the other, so that none of them can stop the run or another one."""
 
 import math
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -39,8 +40,9 @@ class GuardedCallback(ReportingCallback):
         """Let every diagnostic measure what it compares with later."""
         with self._progress(measurement.trainer) as progress:
             for diagnostic in self._active:
-                progress.begin(diagnostic.title)
-                self._guarded(diagnostic, measurement, diagnostic.start)
+                if diagnostic.key not in self._fit.unstarted:
+                    progress.begin(diagnostic.title)
+                    self._guarded(diagnostic, measurement, diagnostic.start)
 
     def _measure_all(self, measurement: EpochMeasurement) -> dict[str, float]:
         """Return the metrics of all diagnostics."""
@@ -79,10 +81,13 @@ class GuardedCallback(ReportingCallback):
         """Return ``action(measurement)``; ``None`` if it fails, which is reported once per diagnostic and fit."""
         error: Exception | None = None
         result: Any = None
+        begin = time.perf_counter()
         try:
             result = action(measurement)
         except Exception as caught:  # noqa: BLE001  # reported or raised below, when all processes know
             error = caught
+        taken = self._fit.seconds
+        taken[diagnostic.key] = taken.get(diagnostic.key, 0.0) + time.perf_counter() - begin
         if measurement.processes.end(failed=error is not None):
             error = error or FailedElsewhereError()
         if error is not None:
@@ -93,6 +98,8 @@ class GuardedCallback(ReportingCallback):
             return None
         measured: dict[str, float] = result or {}
         reasons = dict.fromkeys((name for name, value in measured.items() if math.isnan(value)), _NOT_FINITE)
+        late = self._fit.unstarted.get(diagnostic.key)
+        reasons |= {name: late for name in diagnostic.since_start if late and name not in measured}
         reasons |= diagnostic.reasons
         self._explain(diagnostic, measured, reasons)
         for reason in dict.fromkeys(reasons.values()):

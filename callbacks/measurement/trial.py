@@ -1,7 +1,8 @@
 """Try the loss on the first batch of the probe: find the loss and the predictor, or say what is missing."""
 
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,11 +23,14 @@ from lightning_normtheory.callbacks.step.training_step import call_training_step
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.model.checks import require_graph
 from lightning_normtheory.record.wording import join_names
+from lightning_normtheory.rsc import gradients_of
 
 __all__ = ["example_of", "explore"]
 
 # How many values of batch_idx to try: a manual step may train one player in every n-th batch only.
 _BATCH_INDICES = 10
+# Seconds: a gradient that takes longer is timed once. A shorter one is repeated, since the first call may initialize.
+_LONG = 1.0
 
 
 def explore(function: MeasuredFunction, *, loss: bool) -> Findings:
@@ -44,7 +48,9 @@ def explore(function: MeasuredFunction, *, loss: bool) -> Findings:
     findings = Findings()
     with function.measuring():
         for batch in function.batches[:1]:
-            findings = _Trial(function, batch).run(loss=loss)
+            trial = _Trial(function, batch)
+            findings = trial.run(loss=loss)
+            trial.time_gradient()
     return function.trainer.strategy.broadcast(findings) if function.processes.count > 1 else findings
 
 
@@ -80,6 +86,25 @@ class _Trial:
         if function.user_predict is not None:
             function.findings.outputs_problem = ""
         return function.findings
+
+    def time_gradient(self) -> None:
+        """Time a gradient of the loss, or without one of the outputs, for the expected cost of measurements."""
+        function = self._function
+        findings = function.findings
+        # Several processes evaluate equally often: a step may wait for the other ones.
+        alone = function.processes.count == 1 and function.model.device.type == "cpu"
+        times: list[float] = []
+        with suppress(Exception):  # what fails is left to the measurement, which reports it
+            while len(times) < 2 and not (alone and sum(times) > _LONG):
+                begin = time.perf_counter()
+                value = (
+                    function.outputs_of(self._batch).sum() if findings.loss_problem else function.loss_of(self._batch)
+                )
+                found = [gradient for gradient in gradients_of(value, function.theta) if gradient is not None]
+                found[-1].flatten()[:1].tolist()  # waits for the device
+                times.append(time.perf_counter() - begin)
+                del value, found
+        findings.seconds, findings.samples = min(times, default=0.0), self._batch.samples
 
     def _with_half(self, *, loss: bool) -> Findings:
         """Try fewer samples. What a single one has no memory for is reported by the measurements."""

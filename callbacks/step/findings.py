@@ -26,6 +26,8 @@ class Findings:
         predictor: the choice in words.
         beside: the names of the parameters that the loss depends on and the predictor does not.
         remedy: what to pass for an unknown loss; empty: a loss function.
+        seconds: the time of a gradient, forward and backward, on the batch of the trial; 0 if unknown.
+        samples: the number of samples in that batch.
     """
 
     loss_problem: str = ""
@@ -42,3 +44,5 @@ class Findings:
     predictor: str = ""
     beside: tuple[str, ...] = ()
     remedy: str = ""
+    seconds: float = 0.0
+    samples: int = 0

@@ -128,10 +128,10 @@ def test_without_a_limit_every_epoch_is_measured():
         (0.5, [5.0], 0.0, list(range(10))),
         (0.5, [5.5], 0.0, [0, 2, 3, 4, 5, 6, 7, 8, 9]),
         (10, [90.0], 0.0, list(range(10))),
-        # the first measurement is never skipped, and its 200 seconds are never made up for
+        # a measurement whose cost is unknown is not skipped, and its 200 seconds are never made up for
         (0.1, [100.0], 0.0, [0]),
-        # time spent at fit start counts: 10 + 4 ≤ 15 after six epochs
-        (0.25, [4.0], 6.0, [0, 5, 7, 8]),
+        # time spent at fit start counts, also for the first one: 6 ≤ 7.5 after three epochs, 10 + 4 ≤ 15 after six
+        (0.25, [4.0], 6.0, [2, 5, 7, 8]),
         # the last measurement is the estimate: the second is expected to take 4, later ones 1
         (0.25, [4.0, 1.0], 0.0, [0, 3, 4, 5, 6, 7, 8, 9]),
         # an estimate that is too low counts afterwards: 1 + 9 + 9 ≤ 20 after eight epochs

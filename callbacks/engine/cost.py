@@ -1,0 +1,102 @@
+"""What measurements are expected to cost, known after the trial of the training step and before they are made."""
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from pytorch_lightning import Trainer
+
+__all__ = [
+    "FORWARD",
+    "GRAPH",
+    "PRODUCT",
+    "SHARED",
+    "Sizes",
+    "percentage",
+    "products_cost",
+    "rough_duration",
+    "steps_of_epoch",
+    "steps_of_run",
+]
+
+# Costs in G, the time of one gradient of the loss on the whole probe: a forward pass without a graph, the graph of the
+# gradient, and a product with the Hessian on that graph. Measured, see docs/benchmarks.md.
+FORWARD, GRAPH, PRODUCT = 0.4, 1.5, 2.0
+
+
+class Sizes(NamedTuple):
+    """The counts that the cost of a measurement depends on.
+
+    Attributes:
+        probe: the number of samples of the probe, in this process.
+        batch: the number of samples in one of its batches.
+        outputs: k, the number of outputs of each sample; 0 if they are unknown.
+        parameters: p, the number of parameters that are differentiated in.
+        validation: the number of validation samples, in this process; 0 without validation.
+    """
+
+    probe: int
+    batch: int
+    outputs: int = 1
+    parameters: int = 1
+    validation: int = 0
+
+    def share(self, samples: int) -> float:
+        """Return the number of samples in the batches that hold the first ones, as a fraction of the probe.
+
+        Example:
+            >>> Sizes(probe=512, batch=64).share(100)
+            0.25
+        """
+        return min(math.ceil(samples / self.batch) * self.batch, self.probe) / self.probe
+
+
+# Quantities of an `EpochMeasurement` that several diagnostics ask for, and that are computed once: their costs in G.
+SHARED: Mapping[str, Callable[[Sizes], float]] = MappingProxyType(
+    {
+        "rsc": lambda sizes: 2.3 if sizes.outputs else 1.0,  # gradients of the loss and of the sum of the outputs
+        "problem": lambda sizes: 3 * FORWARD * sizes.share(min(4 * sizes.batch, 256)),
+        "gap": lambda sizes: FORWARD * (1 + sizes.validation / sizes.probe) if sizes.validation else 0.0,
+    }
+)
+
+
+def products_cost(products: int, memory: Literal["high", "low"]) -> float:
+    """Return the cost of products with the loss's Hessian in G; with little memory, each builds the graph again."""
+    return products * PRODUCT + GRAPH * (1 if memory == "high" else products)
+
+
+def steps_of_epoch(trainer: Trainer) -> float:
+    """Return the optimizer steps of an epoch, as `Trainer.global_step` counts them; infinite if unknown."""
+    batches, module = trainer.num_training_batches, trainer.lightning_module
+    if not module.automatic_optimization:
+        return batches * max(1, len(trainer.optimizers))
+    return batches if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
+
+
+def steps_of_run(trainer: Trainer) -> float:
+    """Return the optimizer steps up to ``max_steps`` or ``max_epochs``; infinite if unknown."""
+    epochs = trainer.max_epochs
+    by_epochs = math.inf if epochs is None or epochs < 0 else epochs * steps_of_epoch(trainer)
+    return min(by_epochs, trainer.max_steps if trainer.max_steps > 0 else math.inf)
+
+
+def rough_duration(seconds: float) -> str:
+    """
+    Example:
+        >>> [rough_duration(seconds) for seconds in (0.31, 3.7, 75, 150, 9000)]
+        ['0.3 s', '4 s', '75 s', '2.5 min', '2.5 h']
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 0.95 else f"{seconds:.1g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
+
+
+def percentage(fraction: float) -> str:
+    """
+    Example:
+        >>> [percentage(fraction) for fraction in (0.001, 0.034, 4.567)]
+        ['less than 1 %', '3 %', '457 %']
+    """
+    return f"{100 * fraction:.0f} %" if fraction >= 0.01 else "less than 1 %"
