@@ -3,6 +3,7 @@
 import pytest
 
 from browser.page_cases import assert_within_a_pixel, axis, drag, expected, hover, panel, plotted, tip
+from support.report_cases import report, write_run
 
 pytestmark = pytest.mark.browser
 
@@ -109,3 +110,20 @@ def test_the_log_button_changes_the_axis_of_its_panel_only(visit, one):
     assert found.locator(".log").get_attribute("aria-pressed") == "false"
     assert other.locator(".log").get_attribute("aria-pressed") == "true"
     assert_within_a_pixel(found, expected("loss"))
+
+
+def test_a_run_by_steps_is_read_and_zoomed_by_steps(visit, tmp_path):
+    rows = {step: {"min_weight_norm": 1.0 / step} for step in range(500, 10001, 500)}
+    page = visit(report(tmp_path / "report.html", write_run(tmp_path / "run", rows, axis="step")))
+    found = panel(page, "Smallest weight norm")
+    hover(page, found, 4000)
+    assert page.locator("#tip p").inner_text() == "step 4000"
+    found.locator(".plot").focus()
+    page.keyboard.press("End")
+    assert page.locator("#live").inner_text().startswith("step 10000: ")
+    for _ in range(20):
+        page.keyboard.press("+")
+    assert page.evaluate("page.zoom") == [9500, 10000]  # two measurements, not a part of a step
+    found.locator(".tools .table").click()
+    cells = found.locator(".numbers tr").first.locator("th").all_inner_texts()
+    assert cells == ["step", "w_min"]

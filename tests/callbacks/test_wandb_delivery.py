@@ -11,6 +11,7 @@ import pytest
 import torch
 import wandb.cli.cli as wandb_cli
 
+from lightning_normtheory.record.history import read_histories
 from lightning_normtheory.record.metrics import find_metric
 
 from support.lit import rows
@@ -138,6 +139,34 @@ def test_other_loggers_get_what_they_got_before(online):
     lines = (folder / "beside" / "CSVLogger" / "version_0" / "metrics.csv").read_text().splitlines()
     assert set(of_ours(dict.fromkeys(lines[0].split(",")))) == set(rows(folder)[0])
     assert list((folder / "beside" / "TensorBoardLogger" / "version_0").glob("events.out.tfevents.*"))
+
+
+def test_every_row_by_steps_arrives_beside_those_by_epochs(tmp_path):
+    with WandbServer() as server:
+        fit(tmp_path, server, every_n_steps=4)
+    run = server.run
+    (path,) = tmp_path.rglob("normtheory.jsonl")
+    by_steps, by_epochs = read_histories(path)
+    steps = [row.step for row in by_steps.measurements]
+    assert steps == [4, 8, 12, 16]
+    arrived = [row for row in run.history if "normtheory/rsc_ratio" in row]
+    assert [row["trainer/global_step"] + 1 for row in arrived] == steps  # Lightning counts from 0
+    for row, written in zip(arrived, by_steps.measurements):
+        ours = {n: v for n, v in written.logged.items() if n.startswith("normtheory")}
+        assert of_ours(row) == pytest.approx(ours, rel=1e-6, nan_ok=True)
+    assert [row["epoch"] for row in run.history if "other/loss" in row] == list(by_epochs.series("loss"))
+    axes = {name: run.metrics[name]["step_metric"] for row in run.history for name in of_ours(row)}
+    assert {name.split("/")[0]: axis for name, axis in axes.items()} == {
+        "normtheory": "trainer/global_step",
+        "normtheory_layers": "trainer/global_step",
+        "other": "epoch",
+    }
+    order = [row["trainer/global_step"] for row in run.history]
+    assert order == sorted(order)
+    assert [row["_step"] for row in run.history] == list(range(len(run.history)))  # none is dropped
+    assert len(run.tables["normtheory_layers/table"]) == 1
+    assert run.history[-1].keys() >= {"normtheory_layers/table"}
+    assert run.summary["normtheory/rsc_ratio"]["last"] == pytest.approx(by_steps.last("rsc_ratio"), rel=1e-6)
 
 
 @pytest.mark.slow

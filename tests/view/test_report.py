@@ -422,6 +422,7 @@ def test_a_run_by_steps_speaks_of_steps(tmp_path):
     assert "measurements3, up to step 12000sam" in page.text_of("dl", class_="facts")
     assert "double click to see all steps" in page.text_of("p", class_="hint")
     assert any("over the steps 500 to 12000, " in text for text in page.attributes("div", "aria-label"))
+    assert "As the run last logged them before each measurement." in page.all("p", class_="about")
     assert "epoch" not in page.source
 
 

@@ -80,9 +80,11 @@ def user_plots(histories: Sequence[History]) -> list[Plot]:
     """
     names = sorted({name for history in histories for row in history.rows for name in row.users})
     losses = [name for name in names if "loss" in name.lower()]
-    about = "As the run logged it."
-    panels = [_user_panel("The run's own losses", losses, "log", "As the run logged them.")] if losses else []
-    panels += [_user_panel(name, [name], "linear", about) for name in names if name not in losses]
+    by_steps = any(history.axis == "step" for history in histories)
+    # In mid-epoch, a metric of the validation or of the whole epoch is an earlier one.
+    about = "As the run last logged %s before each measurement." if by_steps else "As the run logged %s."
+    panels = [_user_panel("The run's own losses", losses, "log", about % "them")] if losses else []
+    panels += [_user_panel(name, [name], "linear", about % "it") for name in names if name not in losses]
     several = len(histories) > 1
     drawn = [(panel, [(line.metric, line.role) for line in panel.lines]) for panel in panels]
     return [_plot(_with_axis(panel, lines, histories), lines, several) for panel, lines in drawn]

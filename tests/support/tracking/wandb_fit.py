@@ -14,6 +14,7 @@ from support.lit import Classifier, loader, trainer
 
 OPTIONS = {
     "epochs": 3,
+    "every_n_steps": None,  # of the first callback; the second one measures every epoch
     "wandb": {"project": "demo"},  # arguments of WandbLogger, or None
     "beside": [],  # other loggers, by name
     "checkpoint": None,  # to resume from; each run saves last.ckpt
@@ -51,7 +52,10 @@ def main(options):
         loggers.insert(0, pl.loggers.WandbLogger(**options["wandb"]))
         lightning_fabric.loggers.logger._DummyExperiment.__getattr__ = refuse_the_dummy
     save = pl.callbacks.ModelCheckpoint(".", save_last=True)
-    ours = [NormTheory(probe=24, on_error="raise"), RSCRatio(prefix="other", batch_stats=True, on_error="raise")]
+    ours = [
+        NormTheory(probe=24, every_n_steps=options["every_n_steps"], on_error="raise"),
+        RSCRatio(prefix="other", batch_stats=True, on_error="raise"),
+    ]
     strategy = {"strategy": "ddp_fork", "devices": options["devices"]} if options["devices"] > 1 else {}
     fit = trainer(
         [*ours, save, End(options["kill_in"])],
