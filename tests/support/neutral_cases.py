@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from support.lit import CLASSES, FEATURES, Augmented, Classifier, Stream, loader, tensors, trainer
 
+PREFIXES = ("normtheory", "other", "generator/", "generator_layers", "critic/", "critic_layers")
+
 
 class Recorder(pl.Callback):
     """Everything that must not differ, at every batch and at the end of every epoch."""
@@ -37,13 +39,14 @@ def generators():
     return random.getstate(), np.random.get_state(), torch.random.get_rng_state()
 
 
-def state(trainer, module):
+def state(trainer, module, logged=True):
+    metrics = trainer.callback_metrics if logged else {}  # which computes them
     return {
         "weights": module.state_dict(),
         "optimizer": [optimizer.state_dict() for optimizer in trainer.optimizers],
         "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
         "gradients": {name: p.grad for name, p in module.named_parameters()},
-        "logged": {k: v for k, v in trainer.callback_metrics.items() if not k.startswith(("normtheory", "other"))},
+        "logged": {k: v for k, v in metrics.items() if not k.startswith(PREFIXES)},
         "modes": [m.training for m in module.modules()],
         "attributes": {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str, list, dict, deque))
                        and not k.startswith("_")},

@@ -203,8 +203,13 @@ CASES = {
 }
 
 
-def fit(case, folder, checkpoint=None, *, more=(), callbacks=None, epochs=EPOCHS, **arguments):
+def fit(case, folder, checkpoint=None, **arguments):
     """A run of a case, from the beginning or from a checkpoint; the rows that it has written, by epoch."""
+    train(case, folder, checkpoint, **arguments)
+    return rows(folder)
+
+
+def train(case, folder, checkpoint=None, *, more=(), callbacks=None, epochs=EPOCHS, **arguments):
     about = CASES[case]
     pl.seed_everything(0)
     ours = about.make_callbacks() if callbacks is None else callbacks
@@ -212,9 +217,8 @@ def fit(case, folder, checkpoint=None, *, more=(), callbacks=None, epochs=EPOCHS
     run = trainer([*ours, *more], max_epochs=epochs, default_root_dir=folder, **arguments)
     held_out = DataLoader(TensorDataset(*samples(10, seed=1, norm=about.norm)), 5)
     safely = {"weights_only": True} if "weights_only" in inspect.signature(run.fit).parameters else {}
-    train = LOADERS[about.loader](*samples(norm=about.norm))
-    run.fit(about.module(about.net()), train, held_out, ckpt_path=checkpoint, **safely)
-    return rows(folder)
+    data = LOADERS[about.loader](*samples(norm=about.norm))
+    run.fit(about.module(about.net()), data, held_out, ckpt_path=checkpoint, **safely)
 
 
 def rows(folder):
