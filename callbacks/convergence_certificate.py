@@ -15,7 +15,7 @@ from lightning_normtheory.callbacks.output.messages import say
 from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.norms.units import min_weight_norm
 from lightning_normtheory.ntk.result import TangentKernel
-from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
+from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_summary
 from lightning_normtheory.rsc import why_no_ratio
 from lightning_normtheory.theorems.applicability import check_theorems, why_not_batchnorm
 from lightning_normtheory.theorems.descent import (
@@ -83,7 +83,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         # If the loss is not finite, it was not recognized: look again.
         self._examined = math.isfinite(measurement.mean_loss)
         if self._examined:
-            say(measurement.trainer, theorem_table(self._theorems))
+            say(measurement.trainer, theorem_summary(self._theorems))
 
     def notes(self) -> dict[str, Any]:
         return {"theorems": [row._asdict() for row in self._theorems]}

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-__all__ = ["TheoremStatus", "Verdict", "theorem_table"]
+__all__ = ["TheoremStatus", "Verdict", "theorem_summary", "theorem_table"]
 
 Verdict = Literal["applies", "generalized", "does not apply"]
 
@@ -42,4 +42,29 @@ def theorem_table(rows: Iterable[TheoremStatus], width: int = 80) -> str:
     for row in rows:
         lines.append(f"{row.theorem:{first}}{row.verdict}")
         lines += textwrap.wrap("; ".join(row.reasons), width, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def theorem_summary(rows: Iterable[TheoremStatus], width: int = 80) -> str:
+    """Format verdicts in few lines: those that apply as in `theorem_table`, and a line for each of the others.
+
+    Example:
+        >>> rows = TheoremStatus("WN, Theorem 6.1", "applies"), TheoremStatus("BN", "does not apply", ("no BatchNorm",))
+        >>> print(theorem_summary(rows))
+        WN, Theorem 6.1  applies
+        These theorems do not apply:
+            BN: no BatchNorm
+        >>> print(theorem_summary(rows[1:]))
+        No theorem applies:
+            BN: no BatchNorm
+    """
+    rows = list(rows)
+    found = [row for row in rows if row.verdict != "does not apply"]
+    lines = [theorem_table(found, width)] if found else []
+    if len(found) < len(rows):
+        lines.append("These theorems do not apply:" if found else "No theorem applies:")
+    for row in rows:
+        if row.verdict == "does not apply":
+            text = f"{row.theorem.partition(' (')[0]}: {'; '.join(row.reasons)}"
+            lines.append("    " + textwrap.shorten(text, width - 4, placeholder=" …"))
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_normtheory import applicable_theorems
 from lightning_normtheory.record import theorem_table
+from lightning_normtheory.record.theorem_status import theorem_summary
 from lightning_normtheory.theorems import losses, network_problem
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss
 
@@ -131,6 +132,21 @@ def test_the_table_fits_a_terminal():
     text = theorem_table(rows, width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("WN, Theorem") == 2
+
+
+def test_theorems_that_do_not_apply_take_a_line_each():
+    model = torchvision.models.VisionTransformer(32, 16, 1, 2, 8, 8, num_classes=2)
+    rows = applicable_theorems(model, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]), nn.functional.cross_entropy)
+    lines = theorem_summary(rows, width=80).splitlines()
+    assert lines[0] == "No theorem applies:"
+    assert len(lines) == 1 + len(rows) <= 8
+    assert max(map(len, lines)) <= 80
+    rows = applicable_theorems(freed_lengths(), unit(), targets(), square)
+    applying = [row for row in rows if row.verdict != "does not apply"]
+    text = theorem_summary(rows, width=80)
+    assert 0 < len(applying) < len(rows)
+    assert text.startswith(theorem_table(applying, width=80))
+    assert len(text.splitlines()) == len(theorem_table(applying).splitlines()) + 1 + len(rows) - len(applying)
 
 
 @pytest.mark.parametrize(
