@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_normtheory.callbacks.engine.budget import TimeBudget
 from lightning_normtheory.callbacks.engine.checks import (
@@ -25,6 +25,7 @@ from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.callbacks.measurement.trial import example_of, explore
+from lightning_normtheory.callbacks.output.messages import hide_own_warnings
 from lightning_normtheory.callbacks.samples.batch_contents import count_samples, describe
 from lightning_normtheory.callbacks.samples.probe import Probe
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
@@ -116,6 +117,7 @@ class DiagnosticCallback(PlanningCallback):
         if stage != "fit":
             return  # a checkpoint saved after `validate` must hold the state of the fit
         check_strategy(trainer, type(self).__name__)
+        hide_own_warnings(bool(getattr(trainer, "fast_dev_run", False)))  # the table at the end has the reasons
         # Keep nothing of an earlier fit; a checkpoint is loaded after this hook.
         self._fit = FitState()
         self._facts = KnownFacts()
@@ -155,7 +157,7 @@ class DiagnosticCallback(PlanningCallback):
                 self.probe.prepare(trainer)
         if self._lacks_samples:
             message = f"the {self.probe.samples} samples of the probe are copied from the first batches"
-            rank_zero_info(f"{self.prefix}: {message}; measuring begins when they are complete.")
+            self._inform(trainer, f"{self.prefix}: {message}; measuring begins when they are complete.")
         self._find_validation_data(trainer)
 
     def _choose_schedule(self, trainer: Trainer) -> None:
@@ -163,7 +165,8 @@ class DiagnosticCallback(PlanningCallback):
         found = schedule_by_steps(trainer) if self.every_n_epochs is None and self.every_n_steps is None else None
         if found is not None:
             self._schedule, reason = found
-            rank_zero_info(f"{self.prefix}: measuring {self._schedule.text}, since {reason}. every_n_steps= sets it.")
+            message = f"{self.prefix}: measuring {self._schedule.text}, since {reason}. every_n_steps= sets it."
+            self._inform(trainer, message)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._budget.train()
@@ -208,7 +211,7 @@ class DiagnosticCallback(PlanningCallback):
         ]
         if found.predictor:
             beside = f" The loss also uses {join_names(found.beside)}, which f does not." if found.beside else ""
-            rank_zero_info(f"{self.prefix}: the predictor f is {found.predictor}.{beside}")
+            self._inform(function.trainer, f"{self.prefix}: the predictor f is {found.predictor}.{beside}")
         if missing:
             data = function.batches[0].data
             example = example_of(function.model, data, loss=no_loss, predict=no_outputs)

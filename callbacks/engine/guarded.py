@@ -12,6 +12,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.engine.reporting import ReportingCallback
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.output.messages import say
 from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
 from lightning_normtheory.callbacks.samples.probe import Probe
 from lightning_normtheory.measuring.processes import FailedElsewhereError
@@ -73,7 +74,9 @@ class GuardedCallback(ReportingCallback):
         return measured
 
     def _progress(self, trainer: Trainer) -> MeasurementProgress:
-        return MeasurementProgress(trainer, self.prefix, partial(self._warn_once, "progress"))
+        report = partial(self._warn_once, "progress")
+        notify = partial(self._warn_once, "long measurement", warn=partial(say, trainer))
+        return MeasurementProgress(trainer, self.prefix, report, notify)
 
     def _guarded(
         self, diagnostic: Diagnostic, measurement: EpochMeasurement, action: Callable[[EpochMeasurement], Any]

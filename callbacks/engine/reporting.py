@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_normtheory.callbacks.engine.checks import refuse_unknown_arguments
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
@@ -74,8 +74,9 @@ class ReportingCallback(HostCallback):
         for name, value in named.items():
             # Two callbacks log `seconds` under one name: their total cost is the sum.
             reduce = "sum" if name.endswith("/seconds") else "mean"
+            logger = False if by_step else None  # Lightning warns of True in a run without loggers
             pl_module.log(
-                name, value, on_step=by_step, on_epoch=not by_step, logger=not by_step, batch_size=1, reduce_fx=reduce
+                name, value, on_step=by_step, on_epoch=not by_step, logger=logger, batch_size=1, reduce_fx=reduce
             )
         if by_step:  # to the loggers at once: Lightning logs only every `log_every_n_steps`-th step
             trainer._logger_connector.log_metrics(dict(named))
@@ -89,6 +90,12 @@ class ReportingCallback(HostCallback):
             wandb.describe(trainer, {**self.settings(), **used})
         except Exception as error:  # noqa: BLE001  # of W&B's client
             self._warn_of(f"Could not send the metric definitions or settings of {self.prefix} to W&B", error)
+
+    @staticmethod
+    def _inform(trainer: Trainer, text: str) -> None:
+        """Write to Lightning's log; not in a ``fast_dev_run``."""
+        if not getattr(trainer, "fast_dev_run", False):
+            rank_zero_info(text)
 
     def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
         if key not in self._fit.warned:
@@ -135,7 +142,7 @@ class ReportingCallback(HostCallback):
             self._warn_of("The module's metrics could not be read for normtheory.jsonl", error)
         finally:
             before.restore()
-        if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
+        if not trainer.is_global_zero:
             return
         users = {k: float(v) for k, v in everything.items() if not k.startswith((f"{self.prefix}/", f"{self.prefix}_"))}
         notes = self._notes()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pytorch_lightning import Trainer
 
 from lightning_normtheory.callbacks.output import run_file, wandb
-from lightning_normtheory.callbacks.output.messages import say
+from lightning_normtheory.callbacks.output.messages import show
 from lightning_normtheory.record.history import History, read_histories
 from lightning_normtheory.view.terminal.fit_summary import end_table
 
@@ -18,14 +18,14 @@ def conclude(trainer: Trainer, warn: Callable[[str, Exception], None]) -> None:
     Args:
         warn: called with what failed, and the error.
     """
-    if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
+    if not trainer.is_global_zero:
         return
     try:
         path = run_file.folder(trainer) / "normtheory.jsonl"
         histories = read_histories(path) if path.is_file() else []  # not a device, which may be endless
         for history in histories:
             if table := end_table(history):
-                say(trainer, f"\n{table}")
+                show(trainer, f"\n{table}")
     except Exception as error:  # noqa: BLE001  # the training is done: a table must not fail it
         warn("The table at the end could not be printed", error)
         return

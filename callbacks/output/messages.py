@@ -1,5 +1,8 @@
 """Messages for the terminal that no progress bar overwrites."""
 
+import re
+import warnings
+from contextlib import suppress
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -7,10 +10,18 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_normtheory.callbacks.output.progress_bar import bar_kind
 
-__all__ = ["say", "warn"]
+__all__ = ["hide_own_warnings", "say", "show", "warn"]
+
+_PACKAGE = r"lightning_normtheory\."
 
 
 def say(trainer: Trainer, text: str) -> None:
+    """Show a text, except in a ``fast_dev_run``, where the table at the end says all."""
+    if not getattr(trainer, "fast_dev_run", False):
+        show(trainer, text)
+
+
+def show(trainer: Trainer, text: str) -> None:
     """Print a text above the bar; without a bar, write it to Lightning's log. Never fails."""
     bar: Any = trainer.progress_bar_callback
     try:
@@ -28,3 +39,12 @@ def say(trainer: Trainer, text: str) -> None:
 def warn(text: str) -> None:
     """Warn, in the first process only."""
     rank_zero_warn(text)
+
+
+def hide_own_warnings(hide: bool) -> None:
+    """Hide the warnings of this package, as in a ``fast_dev_run``, or show them again."""
+    if hide:
+        warnings.filterwarnings("ignore", module=_PACKAGE)
+    else:
+        with suppress(ValueError):  # not hidden
+            warnings.filters.remove(("ignore", None, Warning, re.compile(_PACKAGE), 0))  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """Show on Lightning's progress bar which diagnostic is being measured; the bar's own text returns afterwards."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,28 +13,33 @@ from lightning_normtheory.measuring.progress import listening
 
 __all__ = ["MeasurementProgress", "bar_kind"]
 
-# Seconds: a shorter measurement shows nothing, and steps are not drawn more often.
-_PATIENCE, _PAUSE = 0.5, 0.1
+# Seconds: a shorter measurement shows nothing, steps are not drawn more often, and without a display a measurement that
+# takes longer than the last is reported.
+_PATIENCE, _PAUSE, _LONG = 0.5, 0.1, 30.0
 
 
 class MeasurementProgress:
     """Shows the diagnostic that is measured, and its number of steps (see `tick`), as the description of the bar.
 
-    Shows nothing in a process other than the first, or without one of Lightning's bars. A failure of the display is
-    reported, and ends the display only.
+    Shows nothing in a process other than the first, without one of Lightning's bars, or where a bar cannot be drawn
+    over, as in a file. There, a message says when a measurement takes long. A failure of the display is reported, and
+    ends the display only.
 
     Args:
         prefix: what the text begins with.
         report: takes the message about a display that failed.
+        notify: takes the message about a long measurement without a display.
 
     Example:
         >>> trainer = Trainer(enable_progress_bar=False, logger=False, enable_checkpointing=False)
-        >>> with MeasurementProgress(trainer, "normtheory", print) as progress:
+        >>> with MeasurementProgress(trainer, "normtheory", print, print) as progress:
         ...     progress.begin("Hessian")  # shows nothing: there is no bar
     """
 
-    def __init__(self, trainer: Trainer, prefix: str, report: Callable[[str], None]) -> None:
-        self._trainer, self._prefix, self._report = trainer, prefix, report
+    def __init__(
+        self, trainer: Trainer, prefix: str, report: Callable[[str], None], notify: Callable[[str], None]
+    ) -> None:
+        self._trainer, self._prefix, self._report, self._notify = trainer, prefix, report, notify
         self._kind: Literal["tqdm", "rich"] | None = None
         self._line: _TqdmLine | _RichLine | None = None
         self._began = self._drawn = time.monotonic()
@@ -43,9 +49,9 @@ class MeasurementProgress:
 
     def __enter__(self) -> "MeasurementProgress":
         with self._reporting():
-            self._kind = bar_kind(self._trainer)
-        if self._kind is not None:
-            self._exit.enter_context(listening(self._step))
+            kind = bar_kind(self._trainer)
+            self._kind = kind if kind is not None and _can_redraw(kind, self._trainer.progress_bar_callback) else None
+        self._exit.enter_context(listening(self._step))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,6 +80,9 @@ class MeasurementProgress:
                     bar = self._trainer.progress_bar_callback
                     self._line = _TqdmLine(bar) if self._kind == "tqdm" else _RichLine(bar)
                 self._line.draw(f"{self._prefix}: {text}")
+        elif now - self._began >= _LONG and self._trainer.is_global_zero:
+            self._drawn = now
+            self._notify(f"{self._prefix}: this measurement has taken {now - self._began:.0f} s so far ({text}).")
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -95,6 +104,13 @@ def bar_kind(trainer: Trainer) -> Literal["tqdm", "rich"] | None:
         return "tqdm"
     live = "RichProgressBar" in lightning and bar.progress is not None and bar.progress.live.is_started
     return "rich" if live else None
+
+
+def _can_redraw(kind: Literal["tqdm", "rich"], bar: Any) -> bool:
+    """Return whether a line can be written over. In a file, tqdm begins a new one each time."""
+    if kind == "rich":
+        return bool(bar.progress.console.is_terminal or bar.progress.console.is_jupyter)
+    return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel.")
 
 
 class _TqdmLine:

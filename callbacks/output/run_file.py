@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,10 +21,16 @@ __all__ = ["folder", "versions", "write"]
 
 # Callbacks of one trainer write into one folder, also without a logger that names it.
 _unnamed: "WeakKeyDictionary[Trainer, Path]" = WeakKeyDictionary()
+# A fast_dev_run leaves no files: its table at the end is read from a folder that disappears with the trainer.
+_temporary: "WeakKeyDictionary[Trainer, TemporaryDirectory[str]]" = WeakKeyDictionary()
 
 
 def folder(trainer: Trainer) -> Path:
     """Return the folder of a run's files, next to its checkpoints: ``<save_dir>/<name>/<version>`` of the logger."""
+    if getattr(trainer, "fast_dev_run", False):
+        if trainer not in _temporary:
+            _temporary[trainer] = TemporaryDirectory(prefix="normtheory", ignore_cleanup_errors=True)
+        return Path(_temporary[trainer].name)
     if trainer.loggers:
         logger = trainer.loggers[0]
         save_dir = str(logger.save_dir or trainer.default_root_dir)

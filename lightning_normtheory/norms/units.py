@@ -107,8 +107,7 @@ def require_normalized(model: nn.Module) -> NormalizedLayers:
         reasons = "".join(f" BatchNorm {name!r}: {reason}." for name, reason in list(layers.unknown.items())[:2])
         reasons += f" And {len(layers.unknown) - 2} more." if len(layers.unknown) > 2 else ""
         raise ValueError(
-            "Expected a model with WeightNorm layers, or with BatchNorm layers fed by a Linear or a convolution, but "
-            f"{type(model).__name__} has none.{reasons} Add torch.nn.utils.parametrizations.weight_norm or a BatchNorm,"
-            " or do not measure the minimum weight norm."
+            "Expected layers with WeightNorm, or that feed a BatchNorm, but "
+            f"{type(model).__name__} has none.{reasons} Add torch.nn.utils.parametrizations.weight_norm."
         )
     return layers

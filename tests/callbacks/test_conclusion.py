@@ -1,5 +1,7 @@
 """The table printed at the end of a fit."""
 
+import warnings
+
 import pytest
 
 from lightning_normtheory.callbacks import ConvergenceCertificate, MinWeightNorm, NormTheory, RSCRatio
@@ -46,10 +48,27 @@ def test_a_run_that_fails_has_no_table(tmp_path, said):
     assert not said
 
 
-def test_a_trial_run_writes_and_says_nothing(tmp_path, said):
-    trainer([RSCRatio(probe=16)], default_root_dir=tmp_path, fast_dev_run=True).fit(Classifier("wn"), loader())
-    assert not said
-    assert not list(tmp_path.rglob("*.jsonl"))
+@pytest.mark.parametrize("net", ["wn", "plain"])
+def test_a_trial_run_says_no_more_than_its_table(tmp_path, monkeypatch, said, capfd, net):
+    monkeypatch.setattr("lightning_normtheory.callbacks.engine.reporting.rank_zero_info", said.append)
+
+    def fit(callbacks):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer(callbacks, default_root_dir=tmp_path, fast_dev_run=True).fit(Classifier(net), loader(), loader(8))
+        return {str(each.message) for each in caught}, capfd.readouterr()
+
+    assert fit([]) == fit([NormTheory(probe=16)])
+    (table,) = said
+    assert table.startswith("\nnormtheory: 1 epoch measured")
+    assert ("– w_min: Expected layers with WeightNorm" in table) == (net == "plain")
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_warnings_return_after_a_trial_run(tmp_path):
+    trainer([NormTheory(probe=16)], default_root_dir=tmp_path, fast_dev_run=True).fit(Classifier("plain"), loader())
+    with pytest.warns(UserWarning, match="leaves out min_weight_norm"):
+        trainer([NormTheory(probe=16)], default_root_dir=tmp_path, max_epochs=1).fit(Classifier("plain"), loader())
 
 
 def test_a_table_that_fails_does_not_fail_the_run(tmp_path, monkeypatch):

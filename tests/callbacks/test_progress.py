@@ -151,7 +151,7 @@ def test_a_display_that_fails_is_reported_once_and_stops_nothing(monkeypatch, sc
 def display(bar, rank_zero=True):
     """Return whether a measurement in a run with this bar would show anything."""
     run = SimpleNamespace(progress_bar_callback=bar, is_global_zero=rank_zero)
-    with MeasurementProgress(run, "normtheory", pytest.fail) as shown:
+    with MeasurementProgress(run, "normtheory", pytest.fail, pytest.fail) as shown:
         return shown._kind is not None
 
 
@@ -170,7 +170,8 @@ class Derived(pl.callbacks.TQDMProgressBar):
     pass
 
 
-def test_nothing_is_shown_without_a_bar_of_lightnings():
+def test_nothing_is_shown_without_a_bar_of_lightnings(monkeypatch):
+    monkeypatch.setattr("sys.stdout", Screen())
     assert display(pl.callbacks.TQDMProgressBar())
     assert display(Derived())
     assert not display(None)
@@ -187,6 +188,48 @@ def test_without_a_bar_a_fit_prints_nothing(monkeypatch, screen, capsys):
     trainer([Watching(lambda _: None)], max_epochs=1).fit(Classifier("wn"), loader())
     assert screen.written == ""
     assert "normtheory" not in capsys.readouterr().err
+
+
+class File(Screen):
+    """A file, or the output of a batch job."""
+
+    def isatty(self):
+        return False
+
+
+class Notebook(File):
+    """The output of a notebook's cell, where a line can be written over."""
+
+
+Notebook.__module__ = "ipykernel.iostream"
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(File, False), (Notebook, True)])
+def test_a_bar_that_cannot_be_drawn_over_is_left_alone(monkeypatch, screen, stream, shown):
+    """In a file, every drawing of tqdm is a new line."""
+    file = stream()
+    fit(monkeypatch, file, "pytorch_lightning", [Watching(refresh), make_bar("pytorch_lightning", "tqdm", file)])
+    assert "Epoch 1" in file.written
+    assert ("normtheory: Hessian" in file.written) == shown
+
+
+def test_a_rich_bar_in_a_file_is_left_alone(monkeypatch, screen):
+    bar = pl.callbacks.RichProgressBar(console_kwargs={"file": File()})
+    monkeypatch.setattr(progress_bar, "_LONG", 0.0)
+    fit(monkeypatch, screen, "pytorch_lightning", [Watching(lambda run: None), bar])
+    assert re.findall("normtheory.*", screen.written) == [
+        "normtheory: this measurement has taken 0 s so far (weight norms)."
+    ]
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_long_measurement_without_a_terminal_is_announced_once(monkeypatch, screen, steps):
+    monkeypatch.setattr(progress_bar, "_LONG", 0.0)
+    file = File()
+    watching = Watching(lambda run: None, every_n_steps=steps)
+    fit(monkeypatch, file, "pytorch_lightning", [watching, make_bar("pytorch_lightning", "tqdm", file)])
+    assert file.written.count("normtheory") == 1
+    assert "normtheory: this measurement has taken 0 s so far (weight norms)." in file.written
 
 
 # -- neutral -----------------------------------------------------------------------------------------------------------
