@@ -112,7 +112,7 @@ def test_the_schedule_that_the_run_suggests(data, options, expected, text, monke
             trainer.should_stop = True
 
     said: list[str] = []
-    monkeypatch.setattr("lightning_normtheory.callbacks.engine.base.rank_zero_info", said.append)
+    monkeypatch.setattr("lightning_normtheory.callbacks.engine.reporting.rank_zero_info", said.append)
     callback = MinWeightNorm()
     options = {"max_epochs": None, **options}
     made = trainer([callback, Stop()], **options)
