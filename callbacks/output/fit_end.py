@@ -31,7 +31,8 @@ def conclude(trainer: Trainer, warn: Callable[[str, Exception], None]) -> None:
         return
     try:
         for history in histories:
-            wandb.log_layer_table(trainer, layers(history), prefix=history.prefix)
+            last = max((row.epoch for row in history.measurements), default=0)
+            wandb.log_layer_table(trainer, layers(history), epoch=last, prefix=history.prefix)
     except Exception as error:  # noqa: BLE001  # an error of W&B's client
         warn("The table of the layers could not be logged to W&B", error)
 

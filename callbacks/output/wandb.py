@@ -75,10 +75,15 @@ def describe(trainer: Trainer, settings: Mapping[str, Any]) -> None:
     _for_each_run(trainer, describe_in)
 
 
-def log_layer_table(trainer: Trainer, layers: Mapping[str, Mapping[str, float]], *, prefix: str = "normtheory") -> None:
-    """Log ``<prefix>_layers/table`` at the last finished epoch: a row for each layer, a column for each quantity.
+def log_layer_table(
+    trainer: Trainer, layers: Mapping[str, Mapping[str, float]], *, epoch: int, prefix: str = "normtheory"
+) -> None:
+    """Log ``<prefix>_layers/table`` at the last step: a row for each layer, a column for each quantity.
 
     Call it at the end of a fit: W&B creates an artifact for every table.
+
+    Args:
+        epoch: of the measurement, which need not be finished.
     """
     quantities = list(dict.fromkeys(quantity for values in layers.values() for quantity in values))
     rows = [[layer, *(values.get(quantity) for quantity in quantities)] for layer, values in layers.items()]
@@ -89,7 +94,7 @@ def log_layer_table(trainer: Trainer, layers: Mapping[str, Mapping[str, float]],
         # The last step of the fit, which Lightning counts from 0. It becomes a column of the row; as W&B's own `step=`
         # it would make W&B drop the row.
         step = max(trainer.fit_loop.epoch_loop._batches_that_stepped - 1, 0)
-        logger.log_metrics({f"{prefix}_layers/table": table, "epoch": trainer.current_epoch - 1}, step)
+        logger.log_metrics({f"{prefix}_layers/table": table, "epoch": epoch}, step)
 
     if layers:
         _for_each_run(trainer, log_in)

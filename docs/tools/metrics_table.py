@@ -8,8 +8,8 @@ from lightning_normtheory.view.panels import PANELS
 PAGE = Path(__file__).resolve().parent.parent / "metrics.md"
 HEAD = """# Metrics
 
-Every metric that the callbacks log after each n-th epoch, if it is defined for the network. `NormTheory` logs the
-metrics of all callbacks except the predictor's Hessian and the traces of layers; that of the whole Hessian with
+Every metric that the callbacks log after each n-th epoch or step, if it is defined for the network. `NormTheory` logs
+the metrics of all callbacks except the predictor's Hessian and the traces of layers; that of the whole Hessian with
 `trace_hvps`. In the names, `LAYER` is the path of a layer with underscores for dots, `GROUP` is the
 name of a parameter group, and `normtheory` is the callback's `prefix=`. W&B keeps the last value of each
 metric in the run's summary, and the extreme in the table. The last column is the panel in the W&B dashboard and in the

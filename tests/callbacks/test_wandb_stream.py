@@ -41,7 +41,7 @@ def short_fit(logger, *callbacks, **options):
 def test_a_disabled_run_is_left_in_peace():
     log = pl.loggers.WandbLogger(project="demo", mode="disabled")
     fit = short_fit(log, NormTheory(on_error="raise"))
-    wandb.log_layer_table(fit, LAYERS)
+    wandb.log_layer_table(fit, LAYERS, epoch=2)
     assert fit.current_epoch == 3
     log.experiment.finish()
 
@@ -197,7 +197,7 @@ def test_the_table_of_layers_has_a_gap_where_a_quantity_is_not_measured():
     log = wandb_logger(prefix="mine")
     fit = short_fit(log)
     log.experiment.log.reset_mock()
-    wandb.log_layer_table(fit, LAYERS, prefix="some")
+    wandb.log_layer_table(fit, LAYERS, epoch=2, prefix="some")
     (call,) = log.experiment.log.call_args_list
     assert call.kwargs == {}  # with step= the row would be dropped
     logged = call.args[0]
@@ -213,7 +213,7 @@ def test_no_table_without_layers():
     log = wandb_logger()
     fit = short_fit(log)
     before = log.experiment.log.call_count
-    wandb.log_layer_table(fit, {})
+    wandb.log_layer_table(fit, {}, epoch=2)
     assert log.experiment.log.call_count == before
 
 
@@ -247,7 +247,7 @@ def test_generators_do_not_notice_what_the_client_draws():
 def test_training_with_the_real_client_is_bitwise_the_same(tmp_path):
     class Table(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            wandb.log_layer_table(trainer, LAYERS)
+            wandb.log_layer_table(trainer, LAYERS, epoch=trainer.current_epoch)
 
     def recorded(*callbacks):
         recorder = Recorder()
