@@ -1,9 +1,11 @@
 """The figures of the recipes: the numbers in their tables, from files as runs leave them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from lightning_normtheory.recipes.figures import FIGURES
 from lightning_normtheory.theorems.papers.dyadic import dyadic_linear_margin
 
 from support.recipes.figure_cases import NAN, table, two_errors, writer, y
@@ -31,6 +33,16 @@ def test_overview_averages_seeds_and_leaves_out_empty_panels(run):
     assert (y(alone), alone["error"], alone["seeds"]) == (3.0, None, 1)
     assert {panel for panel, _, _ in found} == {"loss", "R"}
     assert sorted(x for panel, curve, x in found if (panel, curve) == ("loss", "width 16")) == [0, 3]
+
+
+@pytest.mark.parametrize("figure", ["overview", "weightnorm"])
+def test_a_run_by_steps_gives_every_run_the_axis_of_steps(figure, run):
+    runs = [run({"width": width}, [{"min_weight_norm": 1.0}, {"min_weight_norm": 2.0}]) for width in (8, 16)]
+    runs[1] = replace(runs[1], axis="step")
+    drawing = FIGURES[figure](runs)
+    assert drawing.figure.axes[0].get_xlabel() == "step"
+    assert {row["x"] for row in drawing.table} == {10, 20}
+    assert "epoch" not in drawing.caption
 
 
 def test_overview_draws_the_edge_once_or_for_each(run):
