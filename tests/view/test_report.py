@@ -435,10 +435,12 @@ def test_a_run_by_steps_speaks_of_steps(tmp_path):
         ((100,), 199, "1, up to step 100"),
         ((100,), 123456, "1, so far up to step 100 of 123456"),
         ((100, 200), None, "2, up to step 200"),
+        ((100, 200), "3 epochs", "2, so far up to step 200"),
     ],
 )
 def test_a_run_that_was_to_have_more_steps_says_so(tmp_path, steps, limit, text):
-    path = write_run(tmp_path / "run", step_rows(*steps), axis="step", max_steps=limit)
+    limits = {"max_epochs": 3} if limit == "3 epochs" else {"max_steps": limit}
+    path = write_run(tmp_path / "run", step_rows(*steps), axis="step", **limits)
     assert f"<dd>{text}</dd>" in report(tmp_path / "report.html", path).read_text()
 
 

@@ -52,18 +52,12 @@ def facts(runs: Runs) -> dict[str, str]:
 def _planned(histories: Sequence[History]) -> str:
     """Return the last step, and the planned number of epochs or steps of runs that were killed or are not done yet."""
     begun = [history for history in histories if history.rows]
-    if begun and begun[0].axis == "step":
-        planned = [
-            history.max_steps for history in begun if history.max_steps and _next_step(history) <= history.max_steps
-        ]
-        last = _ends([history.positions[-1] for history in begun])
-        return f", {'so far ' if planned else ''}up to step {last}" + (f" of {_ends(planned)}" if planned else "")
-    planned = [
-        history.max_epochs
-        for history in begun
-        if history.max_epochs and history.rows[-1].epoch + 1 < history.max_epochs
-    ]
-    return f", so far, of {_ends(planned)}" if planned else ""
+    epochs = [each.max_epochs for each in begun if each.max_epochs and each.rows[-1].epoch + 1 < each.max_epochs]
+    if not begun or begun[0].axis == "epoch":
+        return f", so far, of {_ends(epochs)}" if epochs else ""
+    steps = [each.max_steps for each in begun if each.max_steps and _next_step(each) <= each.max_steps]
+    last = _ends([history.positions[-1] for history in begun])
+    return f", {'so far ' if epochs or steps else ''}up to step {last}" + (f" of {_ends(steps)}" if steps else "")
 
 
 def _next_step(history: History) -> int:
