@@ -70,7 +70,7 @@ class HessianTrace(DiagnosticCallback):
         hvps: the number of Hessian-vector products, at least 12. Where few eigenvalues
             dominate, the error falls faster than 1/√hvps.
         layers: whether to log the traces of the layers, too; they take no further products.
-        memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it for each.
+        memory: as in `HessianTopEigenvalue`.
 
     Example:
         >>> import pytorch_lightning as pl

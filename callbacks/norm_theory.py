@@ -39,7 +39,8 @@ class NormTheory(DiagnosticCallback):
             as in `HessianTopEigenvalue`.
         hessian_tol: the relative residual at which it stops.
         max_hvps: the largest number of Hessian-vector products.
-        memory: ``"high"`` keeps the graph of the probe's gradient for all products, ``"low"`` builds it again for each.
+        memory: ``"high"`` keeps the graph of the probe's gradient for all products if it needs about as much memory as
+            a training step; else, and with ``"low"``, it is built again for each, batch by batch.
         trace_hvps: the number of Hessian-vector products for the trace of the Hessian, as in `HessianTrace`; 0: not
             measured.
         ntk_samples: the number of samples of the probe for the tangent kernel, as in `NTKLeastEigenvalue`.

@@ -1,5 +1,6 @@
 """Second derivatives on the probe: quantities of the loss's Hessian, and the norm of the predictor's."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,13 +11,19 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.kernels import Predictor
-from lightning_normtheory.callbacks.measurement.smaller_batches import retry_smaller
+from lightning_normtheory.callbacks.measurement.smaller_batches import cut_batches, retry_smaller
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
-from lightning_normtheory.hessian.operator import LossHessian, Memory
+from lightning_normtheory.hessian.operator import GraphSize, LossHessian, Memory
 from lightning_normtheory.hessian.predictor import predictor_hessian
 from lightning_normtheory.measuring.memory import is_out_of_memory
 
 __all__ = ["Curvature", "HessianAnswer", "HessianRequest"]
+
+# The memory of a training step, from that of the graph of a batch's gradient: the graph is about _GRAPH times that of
+# the loss; parameters, gradients and the state of an optimizer are _STATE times the parameters. The Hessian may take
+# _SHARE times as much in addition. A product takes _BETWEEN tensors of the largest size beside the graph. No more than
+# _SMALL bytes are of no concern.
+_GRAPH, _STATE, _SHARE, _BETWEEN, _SMALL = 2.5, 4, 1.5, 5, 2**26
 
 
 class HessianRequest(NamedTuple):
@@ -73,7 +80,14 @@ class Curvature:
         return self._answers[key]
 
     def _evaluate(self, requests: Mapping[str, HessianRequest]) -> dict[str, HessianAnswer]:
-        if all(request.memory == "high" for request in requests.values()):
+        whole = self._function.batches
+        try:
+            return self._evaluate_within_limit(requests)
+        finally:
+            self._function.batches = whole
+
+    def _evaluate_within_limit(self, requests: Mapping[str, HessianRequest]) -> dict[str, HessianAnswer]:
+        if self._fits() and all(request.memory == "high" for request in requests.values()):
             try:
                 return self._function.processes.run_on_all(partial(self._on_operator, requests, "high"))
             except Exception as error:
@@ -81,13 +95,33 @@ class Curvature:
                     raise
         return retry_smaller(self._function, partial(self._on_operator, requests, "low"))
 
+    def _fits(self) -> bool:
+        """Whether the graphs of all batches fit into the memory that a training step suggests. If not even that of one
+        batch does, cut the batches. All depends on the sizes of tensors only, so that equal runs do the same."""
+        function = self._function
+        if function.findings.graph_size is None:
+            function.findings.graph_size = function.processes.run_on_all(self._graph_size)
+        graph, theta = function.findings.graph_size, sum(p.nbytes for p in function.theta.values())
+        limit = max(_SMALL, _SHARE * (graph.total / _GRAPH + _STATE * theta))
+        one = graph.total + _BETWEEN * graph.largest
+        if one > limit and cut_batches(function, math.ceil(one / limit)):
+            return False
+        batches = max(math.ceil(len(function.all_batches) / function.processes.count), 1)
+        return batches == 1 or one + (batches - 1) * graph.total <= limit
+
+    def _graph_size(self) -> GraphSize:
+        function = self._function
+        with function.measuring():
+            # Of the same batch in every process: all must decide alike.
+            loss = partial(self._loss_of, function.all_batches[0])
+            return LossHessian(function.theta, [loss]).graph_size()
+
+    def _loss_of(self, batch: ProbeBatch) -> tuple[Tensor, int]:
+        return self._function.loss_of(batch), batch.samples if batch.counts else 0
+
     def _on_operator(self, requests: Mapping[str, HessianRequest], memory: Memory) -> dict[str, HessianAnswer]:
         function = self._function
-
-        def loss_of(batch: ProbeBatch) -> tuple[Tensor, int]:
-            return function.loss_of(batch), batch.samples if batch.counts else 0
-
-        losses = [partial(loss_of, batch) for batch in function.batches]
+        losses = [partial(self._loss_of, batch) for batch in function.batches]
         answers = {}
         operator = LossHessian(function.theta, losses, memory=memory, processes=function.processes)
         with function.measuring(), operator as hessian:

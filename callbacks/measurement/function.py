@@ -118,8 +118,8 @@ class MeasuredFunction:
         """
         layers = batch_norm_layers(self.model).values()
         if self._batch_stats is None and layers and all(layer.running_mean is not None for layer in layers):
-            inputs = [(self.inputs_of(batch), batch.samples) for batch in self.all_batches]
-            passes = [(partial(self.outputs, self.model, x), samples) for x, samples in inputs]
+            # Inputs one after the other: those of all batches may need more memory than a training step.
+            passes = ((partial(self.outputs, self.model, self.inputs_of(b)), b.samples) for b in self.all_batches)
             hold_batch_statistics(self.model, passes, self.reset_state)
 
     @contextmanager

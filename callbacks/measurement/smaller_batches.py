@@ -11,7 +11,7 @@ from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.model.layers import with_batch_statistics
 
-__all__ = ["retry_smaller"]
+__all__ = ["cut_batches", "retry_smaller"]
 
 T = TypeVar("T")
 # Relative difference between the loss of a batch and that of its halves that rounding explains: float32 errs by 1e-6.
@@ -29,6 +29,25 @@ def retry_smaller(function: MeasuredFunction, measure: Callable[[], T]) -> T:
             failure = error.with_traceback(None)  # the traceback would keep the memory in use
         if not _halve_batches(function):
             raise failure
+
+
+def cut_batches(function: MeasuredFunction, parts: int) -> bool:
+    """Halve the batches until each has become at least so many parts, if the loss is a mean over samples."""
+    smaller, before = list(function.batches), len(function.batches)
+    while len(smaller) < parts * before:
+        halves = [half for batch in smaller for half in batch.halves()]
+        if len(halves) == len(smaller):
+            break
+        smaller = halves
+    if not _all_agree(function, len(smaller) > before):
+        return False
+    smaller = _pad_ranks(function, smaller)
+    with function.measuring(), function.without_graph():
+        same = _is_mean_over_samples(function, function.batches, smaller)
+    if not _all_agree(function, same):
+        return False
+    function.batches = smaller
+    return True
 
 
 def _halve_batches(function: MeasuredFunction) -> bool:

@@ -204,8 +204,8 @@ class TheoryInputs:
                     return "the input cannot be identified in its batches"
                 inputs.append(parts.x[:asked].flatten(1))
                 outputs.append(function.outputs_of(batch)[:asked].reshape(asked, -1))
-            if len({x.shape[1:] for x in inputs}) != 1 or outputs[0].shape[1] != 1:
-                return "the model does not have exactly one output"
+                if inputs[-1].shape[1:] != inputs[0].shape[1:] or outputs[-1].shape[1] != 1:
+                    return "the model does not have exactly one output"
             return dgm_form(function.model, torch.cat(inputs), torch.cat(outputs))
 
     def batchnorm_form(self, samples: int) -> BatchNormForm | str:

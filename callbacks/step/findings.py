@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from lightning_normtheory.callbacks.step.predictor import CallOutput
+from lightning_normtheory.hessian.operator import GraphSize
 
 __all__ = ["Findings"]
 
@@ -25,6 +26,7 @@ class Findings:
         needs_graph: whether the loss cannot be computed without a graph, because it contains derivatives.
         predictor: the choice in words.
         beside: the names of the parameters that the loss depends on and the predictor does not.
+        graph_size: of the gradient's graph on a batch; ``None`` until a Hessian is measured.
         remedy: what to pass for an unknown loss; empty: a loss function.
         seconds: the time of a gradient, forward and backward, on the batch of the trial; 0 if unknown.
         samples: the number of samples in that batch.
@@ -43,6 +45,7 @@ class Findings:
     needs_graph: bool = False
     predictor: str = ""
     beside: tuple[str, ...] = ()
+    graph_size: GraphSize | None = None
     remedy: str = ""
     seconds: float = 0.0
     samples: int = 0

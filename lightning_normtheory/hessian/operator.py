@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from lightning_normtheory.autodiff.second_derivatives import (
     twice_differentiable,
 )
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
-from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.memory import is_out_of_memory, saved_bytes
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
 from lightning_normtheory.measuring.progress import tick
@@ -23,7 +23,7 @@ from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_output_samples, list_batches, require_graph, trainable_parameters
 from lightning_normtheory.model.parameters import FlatParameters
 
-__all__ = ["LossHessian", "Memory", "hessian_operator", "hessian_vector_product"]
+__all__ = ["GraphSize", "LossHessian", "Memory", "hessian_operator", "hessian_vector_product"]
 
 Memory = Literal["high", "low"]
 LossOfBatch = Callable[[], tuple[Tensor, int]]
@@ -96,6 +96,18 @@ def hessian_operator(
 
         with LossHessian(parameters, [partial(loss_of, x, y) for x, y in batches], memory=memory) as hessian:
             yield hessian
+
+
+class GraphSize(NamedTuple):
+    """The memory of a gradient's graph in bytes.
+
+    Attributes:
+        total: of all tensors that it keeps, the gradient among them.
+        largest: of the largest one.
+    """
+
+    total: int
+    largest: int
 
 
 class LossHessian:
@@ -173,6 +185,22 @@ class LossHessian:
         if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
             raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
         return product
+
+    def graph_size(self) -> "GraphSize":
+        """Count the memory of the first batch's gradient graph, from its tensors alone; the graph is not kept."""
+
+        def count() -> GraphSize:
+            with saved_bytes() as saved:
+                graph = self._differentiate(0)
+            sizes = [*saved.values(), *(gradient.nbytes for gradient in graph.gradients)]
+            return GraphSize(sum(sizes), max(sizes, default=0))
+
+        try:
+            return self._weights.run(count)
+        except RuntimeError:  # a transform of torch.func inside the loss allows no hooks; what else fails, fails again
+            return GraphSize(0, 0)
+        finally:
+            self._drop_graphs()
 
     def release(self) -> None:
         """Free the graphs. No product is possible afterwards."""

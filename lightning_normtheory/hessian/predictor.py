@@ -23,8 +23,8 @@ from lightning_normtheory.model.parameters import FlatParameters
 
 __all__ = ["PredictorHessian", "predictor_hessian", "predictor_hessian_norm"]
 
-# Memory per (sample, output) pair in vectors of the size of θ: the Lanczos basis, and what autograd holds. As many
-# pairs are handled at once as fit into _BYTES.
+# Memory per (sample, output) pair in vectors of the size of θ and of all outputs: the Lanczos basis, and what autograd
+# holds. As many pairs are handled at once as fit into _BYTES.
 _BASIS, _BETWEEN, _BYTES = 16, 8, 2**30
 
 
@@ -168,13 +168,13 @@ def _independent(
         tangent = jvp(slope, (theta,), (space.unflatten(v),))[1]
         return torch.cat([part.reshape(-1) for part in tangent.values()])
 
-    outputs = torch.eye(k, dtype=space.dtype, device=space.device)
     norms = torch.zeros(n, k, dtype=space.dtype, device=space.device)
     residuals, products = torch.zeros_like(norms), 0
-    at_once = max(1, _BYTES // ((_BASIS + _BETWEEN) * space.size * space.dtype.itemsize))
+    at_once = max(1, _BYTES // (((_BASIS + _BETWEEN) * space.size + _BETWEEN * k) * space.dtype.itemsize))
     for chunk in torch.arange(n * k).split(at_once):
         samples, which = chunk // k, chunk % k
-        xs, one_hots = [leaves[index].detach()[samples] for index in per_sample], outputs[which]
+        xs = [leaves[index].detach()[samples] for index in per_sample]
+        one_hots = nn.functional.one_hot(which, k).to(space.device, space.dtype)
         with ComposedWeightNorm(), twice_differentiable():
             pairs = batched_lanczos(
                 partial(vmap(product), xs, one_hots),

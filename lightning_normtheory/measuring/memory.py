@@ -1,8 +1,12 @@
-"""Recognize out-of-memory errors of all devices."""
+"""Recognize out-of-memory errors of all devices; count the memory of a graph."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
-__all__ = ["is_out_of_memory"]
+__all__ = ["is_out_of_memory", "saved_bytes"]
 
 # Messages of plain RuntimeErrors, raised by devices other than CUDA and by libraries below torch.
 _WORDS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
@@ -20,3 +24,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+
+
+@contextmanager
+def saved_bytes() -> Iterator[dict[int, int]]:
+    """Count the memory that graphs keep for their backward passes.
+
+    Yields:
+        The bytes of each storage that is saved inside, by address; complete while the graphs exist. Parameters that
+        are saved count, too.
+
+    Example:
+        >>> x = torch.ones(10, requires_grad=True)
+        >>> with saved_bytes() as saved:
+        ...     y = (x * x).exp()
+        >>> sorted(saved.values())
+        [40, 40]
+    """
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield saved

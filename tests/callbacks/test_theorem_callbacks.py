@@ -232,6 +232,23 @@ def test_losses_of_the_wild_have_a_bound(net, data, loss):
     assert measured["generalization_bound_vacuous"] == 1.0
 
 
+class NextToken(Regression):
+    """Its batches are text alone."""
+
+    def training_step(self, batch, batch_idx):
+        return self._criterion(self(batch[0][:, :-1]), batch[0][:, 1:])
+
+
+def test_text_that_is_its_own_target_has_a_bound():
+    net, _, loss = IDIOMS["next tokens"]
+    text = tokens(8, 4)
+    measured = fit(RademacherBound(on_error="raise"), NextToken(net, loss=loss), (text,))
+    problem = network_problem(net, text[:, :-1], text[:, 1:], loss)
+    bound = generalization_bound(problem.complexity, problem.loss, n=8, x_norm=problem.x_norm)
+    assert problem.loss.terms == 3
+    assert measured["generalization_bound"] == pytest.approx(bound.value)
+
+
 @pytest.mark.parametrize("ignored", [-100, -1])
 def test_ignored_labels_leave_the_complexity_and_say_why_there_is_no_bound(ignored):
     net, (x, y), _ = IDIOMS["pixels"]

@@ -1,6 +1,11 @@
 """Where memory runs out: less at once, and the same numbers; then, and only then, nothing."""
 
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,11 +13,13 @@ from torch import nn
 
 from lightning_normtheory import empirical_ntk
 from lightning_normtheory.callbacks import HessianTopEigenvalue, NTKLeastEigenvalue, RSCRatio
+from lightning_normtheory.callbacks.measurement import curvature
 from lightning_normtheory.measuring.memory import is_out_of_memory
 
 from support.lit import Classifier, loader, rows, trainer
 from support.models import MODELS
 
+ROOT = Path(__file__).parents[3]
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8."
 ERRORS = {
     "device": lambda: torch.cuda.OutOfMemoryError("CUDA out of memory"),
@@ -118,3 +125,49 @@ def test_what_cannot_be_cut_is_nan_and_training_goes_on(callback, reason, tmp_pa
     }[reason]()
     with pytest.warns(UserWarning, match="OutOfMemoryError: CUDA out of memory"):
         assert math.isnan(measured(tmp_path, callback, module))
+
+
+def lambda_max(net, folder, monkeypatch, limit):
+    """λ_max where graphs may have so many bytes, and the samples of each batch whose graph was built for a product."""
+    sizes = []
+    loss_of = curvature.Curvature._loss_of
+    monkeypatch.setattr(curvature, "_SMALL", limit)
+    monkeypatch.setattr(curvature, "_SHARE", 0)
+    monkeypatch.setattr(
+        curvature.Curvature, "_loss_of", lambda self, batch: sizes.append(batch.samples) or loss_of(self, batch)
+    )
+    value = measured(folder, HessianTopEigenvalue, Narrow(net, samples=10**6), on_error="raise")
+    monkeypatch.undo()
+    return value, sizes[1:]  # the first one counts the bytes: 1.5 to 2 kB, the largest tensor 256
+
+
+@pytest.mark.parametrize(("net", "largest"), [("wn", 2), ("bn", 8)])
+def test_graphs_that_are_too_large_are_not_kept_and_batches_are_cut(net, largest, tmp_path, monkeypatch):
+    """Not with batch statistics, though: the loss of smaller batches would be another one."""
+    kept, once = lambda_max(net, tmp_path / "kept", monkeypatch, 2**20)
+    rebuilt, each_time = lambda_max(net, tmp_path / "rebuilt", monkeypatch, 2**12)
+    cut, smaller = lambda_max(net, tmp_path / "cut", monkeypatch, 2**10)
+    assert once == [8] * 5
+    assert len(each_time) > 5
+    assert rebuilt == kept
+    assert set(smaller) == {largest}
+    assert cut == pytest.approx(kept, rel=1e-5)
+
+
+def peak(case, callback):
+    """Megabytes of a process that trains a case of the benchmarks."""
+    command = [sys.executable, "-m", "benchmarks.first_step", case, "memory", callback, "1000"]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ended"]
+    return found["peak"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
+@pytest.mark.parametrize("case", ["LM, 32 × 50,000", "U-Net, 256×256"])
+def test_many_outputs_need_no_more_memory_than_two_and_a_half_training_steps(case):
+    bare = peak(case, "")
+    for callback in ("RSCRatio", "HessianTopEigenvalue", "RademacherBound", "ConvergenceCertificate"):
+        assert peak(case, callback) <= 2.5 * bare, callback
