@@ -8,6 +8,7 @@
 * `planning`: what the next measurements take, said before they are made, and kept within ``max_overhead``.
 * `cost`: the expected costs of measurements, in gradients.
 * `budget`: the time spent on measuring, and its limit.
+* `stop`: stops a measurement on SIGTERM.
 * `checks`: errors in the setup, found at fit start.
 * `state`: helpers for the checkpoint.
 * `host`: the callback class of every Lightning package that is installed.

@@ -21,6 +21,7 @@ from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
 from lightning_normtheory.callbacks.engine.planning import PlanningCallback
 from lightning_normtheory.callbacks.engine.schedule import UNKNOWN_INTERVAL, Axis, Schedule, schedule_by_steps
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
+from lightning_normtheory.callbacks.engine.stop import SIGTERMException, stopped_by_sigterm
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
@@ -185,10 +186,10 @@ class DiagnosticCallback(PlanningCallback):
                 self.probe.collect(batch, batch_idx, trainer)
         # Not earlier: a training_step may need what the module prepares in its own start hooks.
         if self._needs_probe and (first or not (self._fit.start_measured or self.probe.collecting)):
-            with self._budget.spending():
+            with self._budget.spending(), stopped_by_sigterm(trainer):
                 self._begin(self._measurement(trainer, pl_module), first, count_samples(batch))
         if missed:
-            with self._budget.spending():
+            with self._budget.spending(), stopped_by_sigterm(trainer):
                 self._catch_up(trainer, pl_module, batch_idx)
 
     def _begin(self, measurement: EpochMeasurement, first: bool, samples: int) -> None:
@@ -259,7 +260,7 @@ class DiagnosticCallback(PlanningCallback):
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt):  # show how far the run came
+        if isinstance(exception, KeyboardInterrupt) or trainer.received_sigterm:  # show how far the run came
             self._conclude(trainer)
 
     # -- validation: its loaders exist from here on, and the batches of an iterable one pass ---------------------------
@@ -293,8 +294,8 @@ class DiagnosticCallback(PlanningCallback):
         now = trainer.global_step
         # A checkpoint without the number of steps: begin to count here.
         due = self._schedule.axis == "step" and self._schedule.is_due(self._fit.done.get("step", now), now)
-        if due and not self._lacks_samples:
-            self._measure_or_skip(trainer, pl_module)
+        if due and not self._lacks_samples and not self._measure_or_skip(trainer, pl_module):
+            return
         self._fit.done["step"] = now
         default = self.every_n_epochs is None and self._schedule.axis == "epoch"
         if default and batch_idx + 1 == UNKNOWN_INTERVAL and math.isinf(trainer.num_training_batches):
@@ -307,8 +308,9 @@ class DiagnosticCallback(PlanningCallback):
             with self._budget.spending():
                 self.probe.complete(trainer.world_size)
         now = trainer.current_epoch + 1
-        if self._schedule.axis == "epoch" and self._schedule.is_due(now - 1, now):
-            self._measure_or_skip(trainer, pl_module)
+        due = self._schedule.axis == "epoch" and self._schedule.is_due(now - 1, now)
+        if due and not self._measure_or_skip(trainer, pl_module):
+            return
         self._fit.done["epoch"] = now
 
     @property
@@ -316,20 +318,26 @@ class DiagnosticCallback(PlanningCallback):
         """Whether there is nothing to measure on at this step: the batches of an iterable dataset are collected."""
         return self._schedule.axis == "step" and self._needs_probe and self.probe.collecting
 
-    def _measure_or_skip(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _measure_or_skip(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+        """Return whether it is done. If SIGTERM stops it, Lightning ends the fit after this hook, and a resumed fit
+        measures it."""
         if not self._affordable(trainer):
             self._report(trainer, pl_module, {"skipped": 1.0})
-            return
+            return True
         with self._budget.measuring():
-            metrics = self._measure(trainer, pl_module)
+            try:
+                with stopped_by_sigterm(trainer):
+                    metrics = self._measure(trainer, pl_module)
+            except SIGTERMException:
+                return False
             if self.max_overhead is not None:
                 metrics["skipped"] = 0.0
             self._report(trainer, pl_module, metrics)
         self._hint_of_cost(trainer)
+        return True
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         begin = time.perf_counter()
-        self._fit.start_measured = True  # what is measured now is what later measurements compare with
         measurement = self._measurement(trainer, pl_module)
         # Resumed at the end of an epoch, or layers were unfrozen: the inputs of the predictor may depend on them.
         if self._needs_probe and not self.probe.collecting and self._explored != tuple(measurement.function.theta):
@@ -338,6 +346,7 @@ class DiagnosticCallback(PlanningCallback):
             except Exception as error:  # noqa: BLE001  # of the user's functions, which have worked before
                 self._warn_of("Loss and predictor could not be found again", error)
         metrics = self._measure_all(measurement)
+        self._fit.start_measured = True  # what is measured now is what later measurements compare with
         metrics["seconds"] = time.perf_counter() - begin
         # A running statistic or a time may differ between processes, and callbacks that monitor it must decide alike.
         return trainer.strategy.broadcast(metrics) if trainer.world_size > 1 else metrics

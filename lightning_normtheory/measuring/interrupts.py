@@ -1,17 +1,17 @@
-"""Defer an interrupt until state has been restored."""
+"""Defer an interrupt until state has been restored, or let a signal interrupt a block."""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["uninterrupted"]
+__all__ = ["after_signal", "uninterrupted"]
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Defer Ctrl+C to the end of the block. For short blocks.
+    """Defer Ctrl+C and SIGTERM to the end of the block. For short blocks.
 
     Python interrupts only the main thread, and only if it handles the signal itself. A handler that a C library has
     installed over python's is not deferred, nor is an interrupt just before the block.
@@ -27,15 +27,52 @@ def uninterrupted() -> Iterator[None]:
         >>> done
         ['the block', 'the interrupt']
     """
-    handler = signal.getsignal(signal.SIGINT)
+    # Nested: Ctrl+C must not interrupt the code that puts the other handler back.
+    with _deferred(signal.SIGINT), _deferred(signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def _deferred(number: signal.Signals) -> Iterator[None]:
+    handler = signal.getsignal(number)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
     held: list[tuple[Any, ...]] = []
-    signal.signal(signal.SIGINT, lambda *arguments: held.append(arguments))
+    signal.signal(number, lambda *arguments: held.append(arguments))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(number, handler)
         if held:
             handler(*held[-1])
+
+
+@contextmanager
+def after_signal(number: signal.Signals, action: Callable[[], None]) -> Iterator[None]:
+    """Call ``action``, which may raise, when a signal comes inside the block, after the handler that it has already.
+
+    Only in the main thread, and only if python handles the signal.
+
+    Example:
+        >>> before = signal.signal(signal.SIGTERM, lambda *arguments: print("noted"))
+        >>> with after_signal(signal.SIGTERM, lambda: print("acted")):
+        ...     signal.raise_signal(signal.SIGTERM)
+        noted
+        acted
+        >>> _ = signal.signal(signal.SIGTERM, before)
+    """
+    handler = signal.getsignal(number)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+
+    def handle(*arguments: Any) -> None:
+        handler(*arguments)
+        action()
+
+    signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)

@@ -19,7 +19,7 @@ def tick(step: str) -> None:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Call ``listener`` with every step inside the block; it must not raise.
+    """Call ``listener`` with every step inside the block, after the listeners of blocks around it; it must not raise.
 
     Example:
         >>> with listening(print):
@@ -27,7 +27,14 @@ def listening(listener: Listener) -> Iterator[None]:
         product
         >>> tick("product")
     """
-    token = _listener.set(listener)
+    outer = _listener.get()
+
+    def both(step: str) -> None:
+        if outer is not None:
+            outer(step)
+        listener(step)
+
+    token = _listener.set(both)
     try:
         yield
     finally:

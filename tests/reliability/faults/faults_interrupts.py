@@ -72,19 +72,30 @@ def attached(run: Run) -> dict[str, Any]:
     }
 
 
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def terminate():
+    signal.raise_signal(signal.SIGTERM)
+
+
 class Stop(pl.Callback):
     """The interrupt of a bare run, where ours would measure."""
 
+    def __init__(self, how):
+        self.how = how
+
     def on_train_epoch_end(self, trainer, pl_module):
         if trainer.current_epoch == EPOCH:
-            raise KeyboardInterrupt
+            self.how()
 
 
 class Armed(pl.Callback):
     """Counts calls in the measurement of one epoch, and interrupts at one of them. Before ours."""
 
-    def __init__(self, at=None):
-        self.at, self.count, self.armed = at, 0, False
+    def __init__(self, at=None, how=interrupt):
+        self.at, self.count, self.armed, self.how = at, 0, False, how
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.armed = trainer.current_epoch == EPOCH
@@ -96,7 +107,7 @@ class Armed(pl.Callback):
         if self.armed:
             self.count += 1
             if self.count == self.at:
-                raise KeyboardInterrupt
+                self.how()
 
 
 def interrupted(folder: Path, ours: Callable[[], pl.Callback], net: str, interrupts: Armed, way: Callable) -> Outcome:
@@ -109,8 +120,9 @@ def interrupted(folder: Path, ours: Callable[[], pl.Callback], net: str, interru
     after = machinery()
     for name, value in before.items():
         check.equal(f"{name} after the interrupt", after[name], value)
-    bare = interrupted_bare(net)
-    check.equal("whether the fit was interrupted", type(watched.error), SystemExit)
+    bare = interrupted_bare(net, interrupts.how)
+    check.equal("whether the fit was interrupted", type(watched.error), type(bare.error))
+    check.holds("the fit was not interrupted", isinstance(bare.error, SystemExit))
     check.training(watched, bare)
     for name, value in attached(bare).items():
         check.equal(f"{name} of the model or trainer", attached(watched)[name], value)
@@ -124,9 +136,9 @@ def interrupted(folder: Path, ours: Callable[[], pl.Callback], net: str, interru
 
 
 @cache
-def interrupted_bare(net: str) -> Run:
+def interrupted_bare(net: str, how: Callable[[], None]) -> Run:
     folder = Path(mkdtemp())
-    return fit(folder, [Stop()], module=partial(Classifier, net), logger=pl.loggers.CSVLogger(folder))
+    return fit(folder, [Stop(how)], module=partial(Classifier, net), logger=pl.loggers.CSVLogger(folder))
 
 
 @cache
@@ -137,10 +149,12 @@ def number_of_ticks(ours: Callable[[], pl.Callback], net: str) -> int:
     return counter.count
 
 
-def at_tick(folder: Path, ours: Callable[[], pl.Callback], part: float, net: str = "wn") -> Outcome:
+def at_tick(
+    folder: Path, ours: Callable[[], pl.Callback], part: float, net: str = "wn", how: Callable[[], None] = interrupt
+) -> Outcome:
     """After a part of the signs of life of one measurement."""
     at = 1 + round(part * (number_of_ticks(ours, net) - 1))
-    return interrupted(folder, ours, net, Armed(at), progress.listening)
+    return interrupted(folder, ours, net, Armed(at, how), progress.listening)
 
 
 @contextmanager
@@ -159,8 +173,8 @@ def while_restoring(interrupts: Armed) -> Iterator[None]:
         yield
 
 
-def at_restored_tensor(folder: Path, number: int) -> Outcome:
-    return interrupted(folder, RSCRatio, "bn", Armed(number), while_restoring)
+def at_restored_tensor(folder: Path, number: int, how: Callable[[], None] = interrupt) -> Outcome:
+    return interrupted(folder, RSCRatio, "bn", Armed(number, how), while_restoring)
 
 
 CASES: dict[str, Callable[[Path], Outcome]] = {
@@ -176,6 +190,14 @@ CASES: dict[str, Callable[[Path], Outcome]] = {
         for ours in (RSCRatio, HessianTopEigenvalue, NTKLeastEigenvalue, RademacherBound)
         for part in (0.0, 0.5, 1.0)
     },
+    **{
+        f"SIGTERM in NormTheory after {part:.0%} of a measurement, {net}": partial(
+            at_tick, ours=NormTheory, part=part, net=net, how=terminate
+        )
+        for net in ("wn", "bn")
+        for part in (0.0, 0.3, 0.6, 0.9, 1.0)
+    },
+    "SIGTERM while tensor 2 is put back": partial(at_restored_tensor, number=2, how=terminate),
     **{
         f"interrupt while tensor {number} is put back": partial(at_restored_tensor, number=number)
         for number in (1, 2, 5, 9)

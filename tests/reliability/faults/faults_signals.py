@@ -25,20 +25,25 @@ def uninterrupted() -> Rows:
     return numbers(folder)
 
 
-def signalled(folder: Path, number: signal.Signals, code: int, checkpoint: str) -> Outcome:
+def signalled(
+    folder: Path, number: signal.Signals, code: int, checkpoint: str, sleep: float = 30.0, delay: float = 0.0
+) -> Outcome:
     """The process ends as it would without us, what was measured can be read, and a resumed run has the same numbers.
 
     Args:
         code: what the process returns.
         checkpoint: what to resume from.
+        sleep: the seconds that each evaluation of the loss takes in the measurement that the signal comes in.
+        delay: the seconds from the first of them to the signal.
     """
     check = Comparison()
     ended = folder / "ended"
-    process = start(ended, {"task": "signal"}, **{SLEEP: "1"})
+    process = start(ended, {"task": "signal"}, **{SLEEP: str(sleep)})
     try:
         deadline = time.monotonic() + 300
         while not (ended / INSIDE).exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
+        time.sleep(delay)
         process.send_signal(number)
         _, errors = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
@@ -50,6 +55,10 @@ def signalled(folder: Path, number: signal.Signals, code: int, checkpoint: str) 
     found = numbers(ended)
     check.rows(found, {epoch: uninterrupted()[epoch] for epoch in found})
     check.holds("the first epoch is not in the file", 0 in found)
+    if delay == 0.0:
+        check.equal("the epochs in the file", sorted(found), [0])
+    if number != signal.SIGKILL:
+        check.holds("there is no table", f"{len(found)} epoch" in errors)
     check.readable(ended / checkpoint)
     if check.differences:
         return check.outcome
@@ -57,12 +66,19 @@ def signalled(folder: Path, number: signal.Signals, code: int, checkpoint: str) 
     check.equal("the epochs of the resumed run", run.current_epoch, 3)
     again = numbers(folder / "resumed")
     check.rows(again, {epoch: uninterrupted()[epoch] for epoch in again})
-    check.holds("the last epoch is not in the file of the resumed run", 2 in again)
+    check.equal("the epochs in both files", sorted(found.keys() | again.keys()), [0, 1, 2])
     return check.outcome
 
 
+INTERRUPT = partial(signalled, number=signal.SIGINT, code=1, checkpoint="on_exception.ckpt")
+TERMINATE = partial(signalled, number=signal.SIGTERM, code=0, checkpoint="last.ckpt")
 CASES: dict[str, Callable[[Path], Outcome]] = {
-    "SIGINT while measuring": partial(signalled, number=signal.SIGINT, code=1, checkpoint="on_exception.ckpt"),
-    "SIGTERM while measuring": partial(signalled, number=signal.SIGTERM, code=0, checkpoint="last.ckpt"),
+    "SIGINT while measuring": INTERRUPT,
+    "SIGTERM while measuring": TERMINATE,
+    **{
+        f"{name}, {delay} s after a measurement began": partial(case, sleep=0.02, delay=delay)
+        for name, case in (("SIGINT", INTERRUPT), ("SIGTERM", TERMINATE))
+        for delay in (0.03, 0.1, 0.3, 0.6, 1.0)
+    },
     "SIGKILL while measuring": partial(signalled, number=signal.SIGKILL, code=-signal.SIGKILL, checkpoint="last.ckpt"),
 }

@@ -52,6 +52,8 @@ QUICK = {
     "interrupt in NormTheory after 90% of a measurement, bn",
     "interrupt in HessianTopEigenvalue after 50% of a measurement",
     "interrupt while tensor 2 is put back",
+    "SIGTERM in NormTheory after 60% of a measurement, bn",
+    "SIGTERM while tensor 2 is put back",
     "SIGKILL while measuring",
     "the file is on a full device",
     "a folder in the place of the file",

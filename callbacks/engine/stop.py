@@ -1,0 +1,32 @@
+"""Stop a measurement on SIGTERM."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from lightning_normtheory.measuring.interrupts import after_signal
+
+__all__ = ["SIGTERMException", "stopped_by_sigterm"]
+
+
+@contextmanager
+def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
+    """Raise a `SIGTERMException` inside the block as soon as SIGTERM comes, or at once if it has come already.
+
+    Lightning itself only takes note of the signal, and ends the fit after the batch: a long measurement would delay
+    that. Not with several processes: one that stops alone would leave the others waiting.
+    """
+
+    def stop() -> None:
+        if trainer.received_sigterm:
+            raise SIGTERMException
+
+    if trainer.world_size > 1:
+        yield
+        return
+    with after_signal(signal.SIGTERM, stop):
+        stop()
+        yield
