@@ -45,7 +45,7 @@ def test_training_is_bitwise_the_same(name, n):
 def test_the_rows_come_at_the_right_steps(name, n):
     found = by_steps(name, n)
     measured = due(name, found, n)
-    assert measured
+    assert measured or found.steps[-1] < n
     for rows in found.rows.values():
         assert list(rows) == [found.steps[batch] for batch in measured]
     # In a logger, beside what the user logs in the same batch.
@@ -68,9 +68,10 @@ def test_rows_by_steps_are_those_by_epochs(name):
             assert found.epochs[prefix][step] == expected.epochs[prefix][step]
 
 
-# What depends on the measurement before: on its loss, and on the vector in which the iteration of the Hessian starts.
-LAST_LOSS = ("loss_ratio", "certificate_rate_measured")
-WARM_START = ("hessian_lambda_max", "hessian_edge_distance")
+# What depends on earlier measurements: on the last loss, the largest change of the kernel so far, and the vector with
+# which the iteration of the Hessian starts.
+BEFORE = ("loss_ratio", "certificate_rate_measured", "ntk_change_max")
+WARM_START = ("hessian_lambda_max", "hessian_edge_distance", "hessian_stability_limit_distance")
 
 
 @pytest.mark.slow
@@ -79,7 +80,7 @@ def test_rows_do_not_depend_on_how_often_they_are_measured(name):
     each, third = by_steps(name, 1), by_steps(name, 3)
     compared = 0
     for prefix, rows in third.rows.items():
-        dependent = tuple(f"{prefix}/{metric}" for metric in LAST_LOSS + WARM_START)
+        dependent = tuple(f"{prefix}/{metric}" for metric in BEFORE + WARM_START)
         for step, found in rows.items():
             expected = each.rows[prefix][step]
             independent = [
