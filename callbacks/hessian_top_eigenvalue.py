@@ -27,7 +27,7 @@ _PREDICTOR = "predictor_hessian_norm"
 # Five bits of exponent, two of mantissa: an error of about 7 % of the vector; the start also gets 30 % of noise.
 _SHORT = torch.float8_e5m2
 # The products that λ_max usually takes, from nothing and from the last vector; those of the predictor's Hessian.
-_PRODUCTS: dict[Method, tuple[int, int]] = {"lanczos": (10, 7), "power": (22, 12)}
+_PRODUCTS: dict[Method, tuple[int, int]] = {"lanczos": (13, 8), "power": (26, 14)}
 _PREDICTOR_PRODUCTS, _ALONE = 15, 4.0
 
 

@@ -63,6 +63,7 @@ class TheoryInputs:
     def __init__(self, function: MeasuredFunction, facts: KnownFacts) -> None:
         self._function = function
         self._facts = facts
+        self._perturbed: list[Tensor] = []
 
     @cached_property
     def problem(self) -> Problem:
@@ -80,6 +81,7 @@ class TheoryInputs:
             loss = self._identify_loss()
             if isinstance(loss, KnownLoss) and facts.perturbed_loss is None:
                 facts.perturbed_loss = self._identify_loss(perturbed=True)
+                self._perturbed = []  # as large as the model
         # A loss that differs at other parameters has a term that happens to be zero at these.
         if isinstance(loss, KnownLoss) and facts.perturbed_loss is not None:
             loss = same_loss([loss, facts.perturbed_loss])
@@ -161,10 +163,14 @@ class TheoryInputs:
 
     def _perturb(self) -> None:
         """Perturb the parameters, in the same way each time; the next reset restores them."""
+        parameters = [p for p in self._function.model.parameters() if p.is_floating_point()]
         with isolated_rng(), torch.no_grad():
-            for parameter in self._function.model.parameters():
-                if parameter.is_floating_point():
-                    parameter.add_(0.1 * torch.randn_like(parameter) * parameter.abs().mean().clamp_min(0.1))
+            # Once: the random numbers of a large layer take longer than its forward pass on a few samples.
+            self._perturbed = self._perturbed or [
+                p + 0.1 * torch.randn_like(p) * p.abs().mean().clamp_min(0.1) for p in parameters
+            ]
+            for parameter, perturbed in zip(parameters, self._perturbed):
+                parameter.copy_(perturbed)
 
     def targets(self, samples: int) -> Tensor | None:
         """Return the labels of the first samples of the probe; ``None`` if they cannot be told from the inputs."""
@@ -196,6 +202,8 @@ class TheoryInputs:
     def dgm_form(self, samples: int) -> DGMForm | str:
         """Return the constants of DGM's theorems on the first samples of the probe, or why there are none."""
         function = self._function
+        if function.findings.outputs > 1:
+            return "the model does not have exactly one output"
         inputs, outputs = [], []
         with function.measuring(), torch.no_grad():
             for batch, asked in function.first(samples):

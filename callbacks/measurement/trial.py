@@ -30,7 +30,7 @@ __all__ = ["example_of", "explore"]
 # How many values of batch_idx to try: a manual step may train one player in every n-th batch only.
 _BATCH_INDICES = 10
 # Seconds: a gradient that takes longer is timed once. A shorter one is repeated, since the first call may initialize.
-_LONG = 1.0
+_LONG = 0.1
 # Outputs that are compared at once.
 _PIECE = 2**20
 
