@@ -32,6 +32,7 @@ from lightning_normtheory.callbacks.samples.probe import Probe
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, check_choice, choose_parameters, describe_choice
+from lightning_normtheory.measuring.watched import shared_copies
 from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitialized
 from lightning_normtheory.record.wording import join_names
 
@@ -192,6 +193,7 @@ class DiagnosticCallback(PlanningCallback):
             with self._budget.spending(), stopped_by_sigterm(trainer):
                 self._catch_up(trainer, pl_module, batch_idx)
 
+    @shared_copies()
     def _begin(self, measurement: EpochMeasurement, first: bool, samples: int) -> None:
         """Find loss and predictor in the first batch; as soon as the probe is complete, measure the start."""
         if first:
@@ -318,6 +320,7 @@ class DiagnosticCallback(PlanningCallback):
         """Whether there is nothing to measure on at this step: the batches of an iterable dataset are collected."""
         return self._schedule.axis == "step" and self._needs_probe and self.probe.collecting
 
+    @shared_copies()
     def _measure_or_skip(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Return whether it is done. If SIGTERM stops it, Lightning ends the fit after this hook, and a resumed fit
         measures it."""

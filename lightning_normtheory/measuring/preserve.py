@@ -75,7 +75,7 @@ def preserve_state(
                 _set_modes(model, batch_stats)
 
             def reset_state() -> list[Tensor]:
-                changed = snapshot.restore()
+                changed = snapshot.reset()
                 for tensor in changed:
                     # Writing through `data`, as a step may do and the snapshot does, leaves no trace: without this, a
                     # graph kept from an earlier batch would be differentiated at the values of a later one.

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
 
 from lightning_normtheory.measuring.interrupts import uninterrupted
+from lightning_normtheory.measuring.watched import Watch, containers_in_use, watchable
 
 __all__ = ["Snapshot"]
 
@@ -64,8 +65,18 @@ class Snapshot:
         self._changed: list[Tensor] = []
         # Keeps the objects alive, so that each id stays that of one object.
         self._seen: dict[int, Any] = {}
+        self._watches: dict[int, Watch] = {}
+        self._in_full: set[int] = set()
+        try:
+            for root in roots:
+                self._walk(root)
+        except BaseException:
+            self.close()
+            raise
+
+    def _walk(self, root: Any) -> None:
         # An explicit stack: user objects may be nested deeper than python's recursion limit.
-        stack: list[Any] = list(roots)
+        stack: list[Any] = [root]
         while stack:
             value = stack.pop()
             if not isinstance(value, _ATOMS) and id(value) not in self._seen:
@@ -73,6 +84,21 @@ class Snapshot:
                 stack.extend(self._remember(value))
 
     def restore(self) -> list[Tensor]:
+        """Restore everything as `reset` does, for the last time: no longer watch large containers."""
+        try:
+            return self.reset()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """No longer watch large containers."""
+        with uninterrupted():
+            while self._watches:
+                self._watches.popitem()[1].close()
+
+    __del__ = close
+
+    def reset(self) -> list[Tensor]:
         """Restore everything that has changed since, and raise the first error at the end, if there was one.
 
         An interrupt is deferred until all is restored.
@@ -83,7 +109,7 @@ class Snapshot:
         errors = []
         self._changed = []
         with uninterrupted():
-            for undo in self._undo:
+            for undo in [watch.restore for watch in self._watches.values()] + self._undo:
                 try:
                     undo()
                 except Exception as error:  # noqa: BLE001  # raised below
@@ -99,7 +125,12 @@ class Snapshot:
             return ()
         if self._remember_generator(value) or self._remember_ndarray(value):
             return ()
+        if id(value) not in self._in_full and watchable(value):
+            self._watches[id(value)] = Watch(value, self._walk)
+            return ()
         inside: list[Any] = []
+        for container in containers_in_use(value):
+            inside += self._all_of(container)
         if isinstance(value, dict):
             inside += self._remember_dict(value)
         elif isinstance(value, (list, deque, set)):
@@ -109,6 +140,14 @@ class Snapshot:
         if _is_users_object(value, datasets=not self._arrays):
             inside += self._remember_attributes(value)
         return inside
+
+    def _all_of(self, container: Any) -> list[Any]:
+        """Return the container, to be walked through whatever its size."""
+        self._in_full.add(id(container))
+        if id(container) in self._watches:
+            self._watches.pop(id(container)).close()
+            del self._seen[id(container)]
+        return [container]
 
     def _remember_tensor(self, tensor: Tensor) -> None:
         if is_lazy(tensor) or tensor.is_meta:
@@ -167,7 +206,10 @@ class Snapshot:
         if isinstance(value, FunctionType):
             yield from (value.__closure__, value.__defaults__, value.__kwdefaults__)
         if type(getattr(value, "__dict__", None)) is dict:
-            yield vars(value)
+            yield from self._all_of(vars(value))
+            if isinstance(value, nn.Module):
+                for names in (value._parameters, value._buffers, value._modules):
+                    yield from self._all_of(names)
         for name in _slots(value):
             if hasattr(value, name):
                 saved = getattr(value, name)

@@ -1,0 +1,131 @@
+"""Watch large containers: know which entries are taken out of them, and undo what is done to them.
+
+A replay buffer may hold a million transitions, of which a step reads a few dozen. To remember all of them costs a
+hundred times what the step costs. So a large list, deque or dict becomes, as long as it is watched, an object of a
+subclass that reports each entry which it hands out; only these are remembered. The object stays the same, only its type
+changes.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import BuiltinMethodType
+from typing import Any
+from weakref import WeakMethod
+
+from torch import Tensor
+
+from lightning_normtheory.measuring.watched_types import SUBCLASS, Watched, entry_addresses, set_type, watched
+
+__all__ = ["MANY", "Watch", "containers_in_use", "shared_copies", "watchable"]
+
+# Smaller containers are walked through.
+MANY = 100
+
+
+class Watch:
+    """Watch ``container`` for a snapshot that begins now.
+
+    Args:
+        container: see `watchable`.
+        read: a method, called with each entry before the program gets it. It is not kept alive.
+    """
+
+    def __init__(self, container: Any, read: Callable[[Any], object]) -> None:
+        self._read = WeakMethod(read)
+        self._saved = _copy_of(container) if isinstance(container, list) else None
+        self._state = state = watched.get(id(container)) or Watched(container)
+        self._position = len(state.undo)
+        state.new.clear()
+        state.readers.append(self._read)
+        if id(container) not in watched:
+            watched[id(container)] = state
+            set_type(container, SUBCLASS[type(container)])
+
+    def restore(self) -> None:
+        """Put the entries back, in their order."""
+        state = self._state
+        state.new.clear()
+        while len(state.undo) > self._position:
+            function, *arguments = state.undo.pop()
+            function(state.container, *arguments)
+        if self._saved is not None:
+            _restore_list(state.container, self._saved)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        state = self._state
+        others = [each for each in state.readers if each is not self._read]
+        if len(others) < len(state.readers):
+            state.readers = others
+            if not others:
+                watched.pop(id(state.container), None)
+                set_type(state.container, type(state.container).__base__)
+
+
+def watchable(value: Any) -> bool:
+    """Whether ``value`` is a list, a deque or a dict of many entries, and no list of tensors.
+
+    Operators such as ``torch._foreach_add_`` write into all tensors of a list, and read it without its methods.
+    """
+    if type(value) not in SUBCLASS and type(value) not in SUBCLASS.values():
+        return False
+    if len(value) < MANY:
+        return False
+    return not isinstance(value, list) or not isinstance(list.__getitem__(value, 0), Tensor)
+
+
+def containers_in_use(value: Any) -> Iterator[Any]:
+    """Yield the containers that an iterator, a view or a bound method such as ``buffer.append`` works on by itself."""
+    if isinstance(value, _USERS) or hasattr(type(value), "__next__"):
+        for inside in gc.get_referents(value):
+            within = inside if isinstance(inside, tuple) else (inside,)  # zip has a tuple of iterators
+            yield from (each for each in within if type(each) in SUBCLASS or type(each) in SUBCLASS.values())
+            for each in within:
+                yield from containers_in_use(each)
+
+
+_USERS = (BuiltinMethodType, type({}.values()), type({}.items()))
+
+
+# -- lists -----------------------------------------------------------------------------------------------------------
+# C code such as heapq changes a list without its methods, so that a copy must be kept: 50 ms for a million entries,
+# since each entry's reference count changes.
+
+_copies: dict[int, tuple[list, list]] | None = None  # lists with their copies
+
+
+@contextmanager
+def shared_copies() -> Iterator[None]:
+    """Inside, keep the copies of large lists for the snapshots that follow, as long as the lists do not change."""
+    global _copies
+    outer, _copies = _copies, {} if _copies is None else _copies
+    try:
+        yield
+    finally:
+        _copies = outer
+
+
+def _copy_of(value: list) -> list:
+    known = (_copies or {}).get(id(value))
+    if known is not None and len(value) == len(known[1]) and not len(_differences(value, known[1])):
+        return known[1]
+    saved = list.copy(value)
+    if _copies is not None:
+        _copies[id(value)] = (value, saved)
+    return saved
+
+
+def _restore_list(value: list, saved: list) -> None:
+    if len(value) > len(saved):
+        list.__delitem__(value, slice(len(saved), None))
+    elif len(value) < len(saved):
+        list.extend(value, saved[len(value) :])
+    for i in _differences(value, saved):
+        list.__setitem__(value, i, saved[i])
+
+
+def _differences(a: list, b: list) -> list[int]:
+    """The positions at which two lists of equal length hold different objects."""
+    x, y = entry_addresses(a), entry_addresses(b)
+    return [] if x.equal(y) else (x != y).nonzero()[:, 0].tolist()
