@@ -107,14 +107,17 @@ class History:
     def used_settings(self) -> list[dict[str, Any]]:
         """The settings of each callback, with the number of samples used where a data set has fewer than asked for.
 
+        Of ``every_n_epochs`` and ``every_n_steps``, the one that is not in use is left out.
+
         Example:
-            >>> History(Path(), "", "", [{"probe": 512, "samples": 50}]).used_settings
+            >>> History(Path(), "", "", [{"probe": 512, "samples": 50, "every_n_epochs": None}]).used_settings
             [{'probe': '50 (512 asked for)'}]
         """
         found = []
         for settings in self.settings:
             used = {"probe": settings.get("samples", math.nan), "ntk_samples": self.last("ntk_samples")}
             shown = {name: value for name, value in settings.items() if name != "samples"}
+            shown = {name: value for name, value in shown.items() if value is not None or "every_n_" not in name}
             for name, count in used.items():
                 if name in shown and not math.isnan(count) and count != shown[name]:
                     shown[name] = f"{count:.0f} ({shown[name]} asked for)"
