@@ -130,7 +130,10 @@ def test_a_misspelled_option_of_the_dashboard_is_refused_before_a_missing_one(ca
 
 def test_the_specification_of_the_dashboard_is_printed(capsys):
     assert main(["dashboard", "--project", "demo", "--dry-run"]) == 0
-    assert '"normtheory/hessian_lambda_max"' in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert '"normtheory/hessian_lambda_max"' in printed
+    assert main(["dashboard", "--project", "demo", "--dry-run", "--axis", "step"]) == 0
+    assert capsys.readouterr().out.count('"trainer/global_step"') == printed.count('"epoch"') > 0
     assert main(["dashboard", "--project", "demo", "--dry-run", "--prefix", "a/b"]) == 2
     assert "prefix of a callback" in capsys.readouterr().err
 
