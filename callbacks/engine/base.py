@@ -327,15 +327,15 @@ class DiagnosticCallback(PlanningCallback):
         if not self._affordable(trainer):
             self._report(trainer, pl_module, {"skipped": 1.0})
             return True
-        with self._budget.measuring():
-            try:
+        try:
+            with self._budget.measuring():
                 with stopped_by_sigterm(trainer):
                     metrics = self._measure(trainer, pl_module)
-            except SIGTERMException:
-                return False
-            if self.max_overhead is not None:
-                metrics["skipped"] = 0.0
-            self._report(trainer, pl_module, metrics)
+                if self.max_overhead is not None:
+                    metrics["skipped"] = 0.0
+                self._report(trainer, pl_module, metrics)
+        except SIGTERMException:
+            return False
         self._hint_of_cost(trainer)
         return True
 

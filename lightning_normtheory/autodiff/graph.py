@@ -1,12 +1,12 @@
 """Walk the autograd graph."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = ["leaves", "leaves_from", "nodes", "nodes_from", "refuse_reentrant_checkpoints"]
+__all__ = ["leaves", "leaves_from", "nodes", "nodes_from", "refuse_reentrant_checkpoints", "stop_at_nodes"]
 
 
 def nodes(value: Tensor) -> Iterator[Any]:
@@ -21,9 +21,9 @@ def nodes(value: Tensor) -> Iterator[Any]:
     return nodes_from(value.grad_fn)
 
 
-def nodes_from(node: Any) -> Iterator[Any]:
-    """Iterate over a node of the graph and all nodes that it depends on."""
-    stack: list[Any] = [node]
+def nodes_from(*roots: Any) -> Iterator[Any]:
+    """Iterate over nodes of the graph and all nodes that they depend on."""
+    stack: list[Any] = list(roots)
     seen = set()
     while stack:
         node = stack.pop()
@@ -64,3 +64,18 @@ def refuse_reentrant_checkpoints(value: Tensor) -> None:
             "Expected gradient checkpointing with use_reentrant=False, but the graph has a reentrant checkpoint, which"
             " hides its parameters from torch.autograd.grad. Pass use_reentrant=False to checkpoint()."
         )
+
+
+def stop_at_nodes(values: Iterable[Tensor]) -> None:
+    """Let Ctrl+C stop backward passes through the graph of ``values`` between its nodes, not only at their end.
+
+    Python reacts to a signal when it runs, and torch's own nodes do not: each gets a hook in python that does nothing,
+    for about a microsecond.
+    """
+    for node in nodes_from(*(value.grad_fn for value in values)):
+        if not hasattr(node, "variable"):  # a leaf's node may belong to the user's training
+            node.register_prehook(_let_python_run)
+
+
+def _let_python_run(_: tuple[Tensor, ...]) -> None:
+    pass

@@ -1,6 +1,7 @@
 """Compute Hessian-vector products of a loss, exact for WeightNorm and BatchNorm."""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_normtheory.autodiff.graph import stop_at_nodes
 from lightning_normtheory.autodiff.second_derivatives import (
     explain_second_derivative,
     refuse_wrong_second_derivatives,
@@ -27,6 +29,8 @@ __all__ = ["GraphSize", "LossHessian", "Memory", "hessian_operator", "hessian_ve
 
 Memory = Literal["high", "low"]
 LossOfBatch = Callable[[], tuple[Tensor, int]]
+# Seconds: if the gradient of a batch takes longer, so do products, and Ctrl+C must not wait for them.
+_SLOW = 0.1
 
 
 def hessian_vector_product(
@@ -248,6 +252,7 @@ class LossHessian:
         return torch.cat([self.space.join(sums), count])
 
     def _differentiate(self, index: int) -> "_GradientGraph":
+        begin = time.perf_counter()
         # Use the same random numbers each time, so that every product is with the same Hessian.
         with isolated_rng(index), self._weights, self._weights.in_backward(), twice_differentiable():
             loss, samples = self._losses[index]()
@@ -264,6 +269,8 @@ class LossHessian:
         leaves = [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
         with self._weights.in_backward(), twice_differentiable():
             gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)
+        if time.perf_counter() - begin > _SLOW:
+            stop_at_nodes(gradient for gradient in gradients if gradient is not None)
         return _GradientGraph(loss, samples, leaves, gradients)
 
     def _part_of_product(self, vector: Tensor) -> Tensor | Refusal:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from lightning_normtheory import hessian_vector_product, rsc_ratio
-from lightning_normtheory.hessian import hessian_operator
+from lightning_normtheory.autodiff import graph
+from lightning_normtheory.hessian import hessian_operator, operator
 from lightning_normtheory.hessian.operator import LossHessian
 from lightning_normtheory.measuring.processes import Processes, Refusal
 from lightning_normtheory.model.checks import trainable_parameters
@@ -239,3 +240,23 @@ def test_gradient_and_hessian_have_the_same_random_numbers():
     with hessian_operator(model, sum_square, batches) as hessian:
         expected = float(hessian.gradient.square().sum())
     assert rsc_ratio(model, sum_square, batches).grad_norm_sq == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["bn", "wn-hook-dim-0", "tied", "lstm"])
+def test_a_slow_product_can_be_stopped_in_the_middle(name, monkeypatch):
+    case = MODELS[name]
+    model, batches = case.make(), batches_of(case)
+    expected = hessian_vector_product(model, sum_square, batches, ones_like(model))
+    monkeypatch.setattr(operator, "_SLOW", 0.0)
+    calls = []
+    monkeypatch.setattr(graph, "_let_python_run", calls.append)
+    found = hessian_vector_product(model, sum_square, batches, ones_like(model))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert len(calls) > len(expected)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(graph, "_let_python_run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        hessian_vector_product(model, sum_square, batches, ones_like(model))
