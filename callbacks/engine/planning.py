@@ -97,12 +97,7 @@ class PlanningCallback(GuardedCallback):
         schedule = self._schedule
         steps = schedule.every * (1 if schedule.axis == "step" else steps_of_epoch(trainer))
         if text := _announcement(self._budget.expected, start, steps, plan.step):
-            self._say(trainer, f"{self.prefix}: {text}.")
-
-    @staticmethod
-    def _say(trainer: Trainer, text: str) -> None:
-        if not getattr(trainer, "fast_dev_run", False):
-            say(trainer, text)
+            say(trainer, f"{self.prefix}: {text}.")
 
     def _make_plan(self, measurement: EpochMeasurement, samples: int) -> Plan | None:
         """Return what the trial says; ``None`` if it could not time a gradient."""
@@ -181,7 +176,7 @@ class PlanningCallback(GuardedCallback):
             f"{self.prefix}: measuring has taken {rough_duration(spent)}, training {rough_duration(training)}; the"
             f" longest part is {longest.title}, {rough_duration(taken[longest.key])}. Measure less often"
             " (every_n_epochs=, every_n_steps=), set a limit (max_overhead=0.1), or use fewer samples (probe=).",
-            partial(self._say, trainer),
+            partial(say, trainer),
         )
 
 
