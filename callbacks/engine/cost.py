@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from pytorch_lightning import Trainer
-
 __all__ = [
     "FORWARD",
     "GRAPH",
@@ -16,8 +14,6 @@ __all__ = [
     "percentage",
     "products_cost",
     "rough_duration",
-    "steps_of_epoch",
-    "steps_of_run",
 ]
 
 # Costs in G, the time of one gradient of the loss on the whole probe: a forward pass without a graph, the graph of the
@@ -65,21 +61,6 @@ SHARED: Mapping[str, Callable[[Sizes], float]] = MappingProxyType(
 def products_cost(products: int, memory: Literal["high", "low"]) -> float:
     """Return the cost of products with the loss's Hessian in G; with little memory, each builds the graph again."""
     return products * PRODUCT + GRAPH * (1 if memory == "high" else products)
-
-
-def steps_of_epoch(trainer: Trainer) -> float:
-    """Return the optimizer steps of an epoch, as `Trainer.global_step` counts them; infinite if unknown."""
-    batches, module = trainer.num_training_batches, trainer.lightning_module
-    if not module.automatic_optimization:
-        return batches * max(1, len(trainer.optimizers))
-    return batches if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
-
-
-def steps_of_run(trainer: Trainer) -> float:
-    """Return the optimizer steps up to ``max_steps`` or ``max_epochs``; infinite if unknown."""
-    epochs = trainer.max_epochs
-    by_epochs = math.inf if epochs is None or epochs < 0 else epochs * steps_of_epoch(trainer)
-    return min(by_epochs, trainer.max_steps if trainer.max_steps > 0 else math.inf)
 
 
 def rough_duration(seconds: float) -> str:

@@ -13,12 +13,10 @@ from lightning_normtheory.callbacks.engine.cost import (
     Sizes,
     percentage,
     rough_duration,
-    steps_of_epoch,
-    steps_of_run,
 )
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.engine.guarded import GuardedCallback
-from lightning_normtheory.callbacks.engine.schedule import Schedule
+from lightning_normtheory.callbacks.engine.schedule import Schedule, steps_of_epoch, steps_of_run
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.output.messages import say
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe

@@ -79,7 +79,8 @@ class ReportingCallback(HostCallback):
                 name, value, on_step=by_step, on_epoch=not by_step, logger=logger, batch_size=1, reduce_fx=reduce
             )
         if by_step:  # to the loggers at once: Lightning logs only every `log_every_n_steps`-th step
-            trainer._logger_connector.log_metrics(dict(named))
+            values: dict[str, Any] = dict(named)
+            trainer._logger_connector.log_metrics(values)
         self._write(trainer, named)
 
     def _announce(self, trainer: Trainer, names: Mapping[str, str]) -> None:

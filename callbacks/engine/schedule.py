@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pytorch_lightning import Trainer
 
-__all__ = ["UNKNOWN_INTERVAL", "Axis", "Schedule", "schedule_by_steps"]
+__all__ = ["UNKNOWN_INTERVAL", "Axis", "Schedule", "schedule_by_steps", "steps_of_epoch", "steps_of_run"]
 
 Axis = Literal["epoch", "step"]
 # The number of measurements in a run that has no epochs, and the interval in steps where its length is unknown.
@@ -67,6 +67,21 @@ class Schedule(NamedTuple):
         return now // self.every > before // self.every
 
 
+def steps_of_epoch(trainer: Trainer) -> float:
+    """Return the optimizer steps of an epoch, as `Trainer.global_step` counts them; infinite if unknown."""
+    batches, module = trainer.num_training_batches, trainer.lightning_module
+    if not module.automatic_optimization:
+        return batches * max(1, len(trainer.optimizers))
+    return batches if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
+
+
+def steps_of_run(trainer: Trainer) -> float:
+    """Return the optimizer steps up to ``max_steps`` or ``max_epochs``; infinite if unknown."""
+    epochs = trainer.max_epochs
+    by_epochs = math.inf if epochs is None or epochs < 0 else epochs * steps_of_epoch(trainer)
+    return min(by_epochs, trainer.max_steps if trainer.max_steps > 0 else math.inf)
+
+
 def schedule_by_steps(trainer: Trainer) -> tuple[Schedule, str] | None:
     """Return a schedule by steps, and why, for a run in which no epoch is known to end; ``None`` for another run.
 
@@ -74,15 +89,12 @@ def schedule_by_steps(trainer: Trainer) -> tuple[Schedule, str] | None:
     """
     batches, max_steps = trainer.num_training_batches, trainer.max_steps
     if max_steps > 0:
-        # With manual optimization, every optimizer may step in each batch.
-        module = trainer.lightning_module
-        each = 1 if module.automatic_optimization else max(1, len(trainer.optimizers))
-        if batches / trainer.accumulate_grad_batches * each <= max_steps:
+        if steps_of_epoch(trainer) <= max_steps:
             return None
         why = "an epoch has no known end" if math.isinf(batches) else f"an epoch is longer than max_steps={max_steps}"
         return Schedule(max(1, max_steps // _MEASUREMENTS), "step"), why
     if math.isinf(batches) and trainer.max_epochs == -1:  # as with max_time
-        interval = trainer.val_check_batch
+        interval = trainer.val_check_batch or math.inf
         every = UNKNOWN_INTERVAL if math.isinf(interval) else max(1, int(interval) // trainer.accumulate_grad_batches)
         return Schedule(every, "step"), "the run has no known end"
     return None
