@@ -92,8 +92,11 @@ class Plot {
     this.positions = [...positions].sort((a, b) => a - b);
     this.vertical = verticalAxis(values, this.isLog);
     const longest = Math.max(...this.vertical.ticks.map((tick) => tick.label.length), page.axis.length);
-    this.frame = { left: Math.round(longest * 6.6 + 10), right: width - EDGE.right, bottom: HEIGHT - EDGE.bottom };
-    const { left, right, bottom } = this.frame;
+    // The last number of the horizontal axis, such as 100000, needs half its width at the right.
+    const half = Math.ceil(String(Math.round(to)).length * 3.3) - INSET + 2;
+    const right = width - Math.max(EDGE.right, half);
+    this.frame = { left: Math.round(longest * 6.6 + 10), right, bottom: HEIGHT - EDGE.bottom };
+    const { left, bottom } = this.frame;
     this.x = (position) => left + INSET + ((position - from) / (to - from)) * (right - left - 2 * INSET);
     this.y = (value) => bottom - this.vertical.share(value) * (bottom - EDGE.top);
     this.positionAt = (x) => from + ((x - left - INSET) / (right - left - 2 * INSET)) * (to - from);
