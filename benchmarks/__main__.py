@@ -13,8 +13,9 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="*",
-        default=["hessian", "trace", "ntk", "memory", "overhead"],
-        help="hessian, trace, ntk, memory, overhead; default: all of these; or first_step, trainings with many outputs;"
+        default=["hessian", "trace", "ntk", "outputs", "memory", "overhead"],
+        help="hessian, trace, ntk, outputs (kernels of many), memory, overhead; default: all of these;"
+        " or first_step, trainings with many outputs;"
         " or trainings, those of other packages",
     )
     parser.add_argument(
@@ -43,6 +44,8 @@ def main() -> None:
         if not arguments.case:
             console.print(ntk.scaling_table(arguments.runs))
             console.print(ntk.spectrum_table())
+    if "outputs" in arguments.what:
+        console.print(ntk.outputs_table())
     if "memory" in arguments.what:
         console.print(memory.table())
     if "overhead" in arguments.what:

@@ -6,8 +6,9 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from benchmarks.peers import installed
 from benchmarks.timing import in_gradients, timed
 from lightning_normtheory import empirical_ntk
 from lightning_normtheory.linalg.spectrum import largest_eigenvalue, smallest_eigenvalue
+from lightning_normtheory.model.batches import SampleBatch
+from lightning_normtheory.ntk.empirical import effort_for_batches, tangent_kernel_of_batches
 
-__all__ = ["CASES", "cost_table", "scaling_table", "spectrum_table"]
+__all__ = ["CASES", "cost_table", "outputs_table", "scaling_table", "spectrum_table"]
 
 _GRADIENTS, _TIMEOUT = 7, 900
 
@@ -193,6 +196,34 @@ def scaling_table(runs: int) -> Table:
             row.append(f"{statistics.median(costs):.2f} G")
         table.add_row(str(width), *row)
     return table
+
+
+def outputs_table() -> Table:
+    """The cost in G against the number of outputs, with the directions that the callback chooses."""
+    table = Table(title="WN MLP 784-256-256-k, 128 of 512 samples, batches of 64", title_justify="left")
+    for header in ("outputs k", "directions", "float32", "in float64 again", "error of the trace"):
+        table.add_column(header, justify="right")
+    for k in (1, 10, 100, 1000, 10_000, 50_000):
+        model, x = Case(lambda k=k: mlp((784, 256, 256, k)), (784,)).subject()
+        parameters, batches = list(model.parameters()), x.split(64)
+        samples = [SampleBatch.whole(batch) for batch in batches[:2]]
+        effort = effort_for_batches(model, samples, outputs="trace", probe=len(x), most=12.0)
+        measure = partial(tangent_kernel_of_batches, model, samples, directions=effort.directions)
+        gradient = partial(_gradient_in_batches, model, batches, parameters)
+        found = [in_gradients(gradient, partial(measure, dtype=d), 2) for d in (torch.float32, torch.float64)]
+        kernel = found[1].result
+        table.add_row(
+            f"{k}",
+            "exact" if effort.directions is None else str(effort.directions),
+            *(f"{each.cost:.1f} G" for each in found),
+            f"{kernel.trace_error / float(kernel.kernel.trace()):.1%}",
+        )
+    return table
+
+
+def _gradient_in_batches(model: nn.Module, batches: Sequence[Tensor], parameters: list[nn.Parameter]) -> None:
+    for batch in batches:
+        torch.autograd.grad(model(batch).square().mean(), parameters)
 
 
 def _gradient_of(model: nn.Module, x: Tensor, parameters: list[nn.Parameter]) -> Callable[[], Any]:

@@ -23,7 +23,13 @@ from lightning_normtheory.ntk.result import Outputs
 __all__ = ["NormTheory"]
 
 # The names of the diagnostics' arguments here, for messages.
-_NAMES = {"method": "hessian_method", "tol": "hessian_tol", "samples": "ntk_samples", "outputs": "ntk_outputs"}
+_NAMES = {
+    "method": "hessian_method",
+    "tol": "hessian_tol",
+    "samples": "ntk_samples",
+    "outputs": "ntk_outputs",
+    "directions": "ntk_directions",
+}
 
 
 class NormTheory(DiagnosticCallback):
@@ -45,6 +51,7 @@ class NormTheory(DiagnosticCallback):
             measured.
         ntk_samples: the number of samples of the probe for the tangent kernel, as in `NTKLeastEigenvalue`.
         ntk_outputs: the kernel of all outputs, ``"full"``, its average ``"trace"``, or that of their ``"sum"``.
+        ntk_directions: the number of random directions over the outputs; ``None``: chosen by the cost.
         delta: the probability that the generalization bound fails, as in `RademacherBound`.
         x_norm: a norm that no input exceeds; ``None``: the largest on the probe.
 
@@ -63,6 +70,7 @@ class NormTheory(DiagnosticCallback):
         trace_hvps: int = 0,
         ntk_samples: int = 128,
         ntk_outputs: Outputs = "trace",
+        ntk_directions: int | None = None,
         delta: float = 0.05,
         x_norm: float | None = None,
         **kwargs: Any,
@@ -74,7 +82,7 @@ class NormTheory(DiagnosticCallback):
             "memory": memory,
         }
         self.trace_hvps = trace_hvps
-        self._ntk: dict[str, Any] = {"samples": ntk_samples, "outputs": ntk_outputs}
+        self._ntk: dict[str, Any] = {"samples": ntk_samples, "outputs": ntk_outputs, "directions": ntk_directions}
         self._rademacher: dict[str, Any] = {"delta": delta, "x_norm": x_norm}
         super().__init__(*args, **kwargs)
 

@@ -10,18 +10,23 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
+from lightning_normtheory.callbacks.engine.cost import Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, layer_metric
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
-from lightning_normtheory.callbacks.output.messages import warn
+from lightning_normtheory.callbacks.output.messages import say, warn
 from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
 from lightning_normtheory.ntk.result import Outputs, TangentKernel
+from lightning_normtheory.ntk.strategies import MOST_ROWS, Effort
 from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.theorems.papers.dgm import DGMForm
 
 __all__ = ["NTKLeastEigenvalue"]
 
 _LAMBDA = "ntk_lambda_min"
-_MANY_OUTPUTS, _MANY_ROWS = 100, 4096
+_MANY_ROWS = 4096
+# Above this cost in gradients of the probe, the kernel at fit start is not repeated in float64, which takes up to four
+# times as long on convolutions.
+_REFINED_AT_START = 8.0
 
 
 class NTKLeastEigenvalueDiagnostic(Diagnostic):
@@ -46,32 +51,84 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self,
         samples: int = 128,
         outputs: Outputs = "trace",
+        directions: int | None = None,
         *,
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if type(samples) is not int or samples < 1:
             raise ValueError(f"Expected the number of samples to be a positive integer, but got {samples!r}.")
+        if directions is not None and (type(directions) is not int or directions < 1 or outputs != "trace"):
+            called, other = (names.get(name, name) for name in ("directions", "outputs"))
+            raise ValueError(
+                f"Expected {called} to be a positive integer, with {other}='trace', or None, but got {directions!r} and"
+                f" {other}={outputs!r}."
+            )
         if outputs not in get_args(Outputs):
             called = names.get("outputs", "outputs")
             raise ValueError(f"Expected {called} to be 'full', 'trace' or 'sum', but got {outputs!r}.")
         self._samples, self._outputs, self._names = samples, outputs, names
+        self._directions = directions
+        self._effort: Effort | None = None
+        self._repeated = False
         self._reference: Tensor | None = None
         self._fingerprint: int | None = None
         self._trained: int | None = None
         self._change_max = 0.0
         self._dgm: DGMForm | None = None
-        self._warned = self._warned_of_outputs = False
+        self._warned = False
+
+    def cost(self, sizes: Sizes) -> float:
+        """Return the expected cost by counts: those of `_choose`, or a rough one before that.
+
+        It is the first precision's; a repetition in float64 is expected if there has been one.
+        """
+        if self._effort is not None and self._directions is None:
+            return 1 + self._effort.cost * (1 if self._repeated else 1 / 3)
+        passes = 1 if self._outputs == "sum" else max(sizes.outputs, 1)
+        if self._outputs == "trace":
+            passes = min(passes, self._directions or 32)
+        cost = 1 + 0.7 * (1 + passes) * min(self._samples, sizes.probe) / sizes.probe
+        chosen = self._directions is None and self._outputs != "full"
+        return min(cost, 5.0) if chosen else cost
+
+    def start_cost(self, sizes: Sizes) -> float:
+        return self.cost(sizes)
 
     def start(self, measurement: EpochMeasurement) -> None:
-        self._warn_of_many_outputs(measurement)
-        self._remember(measurement, measurement.kernels.tangent_kernel(self._samples, self._outputs))
-        form = measurement.theory.dgm_form(self._samples)
+        found = self._kernel(measurement, start=True)
+        self._remember(measurement, found)
+        form = measurement.theory.dgm_form(len(found.over_samples))
         self._dgm = form if isinstance(form, DGMForm) else None
+
+    def _kernel(self, measurement: EpochMeasurement, *, start: bool = False) -> TangentKernel:
+        if self._effort is None:
+            self._effort = self._choose(measurement)
+        effort = self._effort
+        # The first step waits for the kernel at fit start, of which only the change since is logged.
+        refine = not (start and effort.cost > _REFINED_AT_START)
+        found = measurement.kernels.tangent_kernel(effort.samples, self._outputs, effort.directions, refine=refine)
+        self._repeated |= found.dtype == torch.float64
+        return found
+
+    def _choose(self, measurement: EpochMeasurement) -> Effort:
+        """Choose the directions and samples of all kernels of the fit, and say so if they are not what was asked."""
+        if self._directions is not None:
+            return Effort(self._directions, self._samples)
+        effort = measurement.kernels.effort(self._samples, self._outputs)
+        asked = min(self._samples, sum(batch.samples for batch in measurement.function.all_batches))
+        found = []
+        if effort.directions is not None:
+            found.append(f"estimated from {effort.directions} random directions of {effort.outputs} outputs")
+        if effort.samples < asked:
+            found.append(f"on {effort.samples} instead of {asked} samples")
+        if found:
+            limit = "about 12 gradients of the probe" if self._outputs != "full" else f"{MOST_ROWS} rows"
+            say(measurement.trainer, f"Tangent kernel {', '.join(found)}: at most {limit}.")
+        return effort
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         begin = time.perf_counter()
-        self._warn_of_many_outputs(measurement)
-        found = measurement.kernels.tangent_kernel(self._samples, self._outputs)
+        found = self._kernel(measurement)
         self._warn(found)
         metrics = {
             _LAMBDA: found.lambda_min,
@@ -80,11 +137,12 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             "ntk_condition_number": found.condition_number,
             "ntk_effective_rank": found.effective_rank,
             "ntk_samples": float(len(found.over_samples)),
+            **_sampling(found),
             **_parts(found),
             **self._since_start(measurement, found),
             **self._theorem(found),
         }
-        targets = measurement.theory.targets(self._samples)
+        targets = measurement.theory.targets(len(found.over_samples))
         if targets is not None:
             alignment = label_alignment(found.over_samples, targets)
             metrics.update({} if math.isnan(alignment) else {"ntk_label_alignment": alignment})
@@ -96,8 +154,11 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self._trained, self._change_max = measurement.kernels.trained_fingerprint, 0.0
 
     def _fingerprint_of(self, measurement: EpochMeasurement) -> int:
-        """Return a number that identifies the samples and the kind of kernel."""
-        return hash((measurement.kernels.fingerprint(self._samples), get_args(Outputs).index(self._outputs)))
+        """Return a number that identifies the samples, the kind of kernel and the directions."""
+        assert self._effort is not None
+        samples = measurement.kernels.fingerprint(self._effort.samples)
+        directions = () if self._effort.directions is None else (self._effort.directions,)
+        return hash((samples, get_args(Outputs).index(self._outputs), *directions))
 
     def _since_start(self, measurement: EpochMeasurement, found: TangentKernel) -> dict[str, float]:
         self.reasons = {}
@@ -127,16 +188,6 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             "ntk_threshold_distance": found.lambda_min - form.threshold,
         }
 
-    def _warn_of_many_outputs(self, measurement: EpochMeasurement) -> None:
-        """Warn before the work, not after it."""
-        found = measurement.function.findings.outputs
-        if found > _MANY_OUTPUTS and self._outputs != "sum" and not self._warned_of_outputs:
-            self._warned_of_outputs = True
-            warn(
-                f"The tangent kernel takes a backward pass for each of {found} outputs. The kernel of their sum,"
-                f" {self._names.get('outputs', 'outputs')}='sum', takes one; or measure every n-th epoch."
-            )
-
     def _warn(self, found: TangentKernel) -> None:
         if self._warned:
             return
@@ -165,19 +216,23 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             "fingerprint": self._fingerprint,
             "trained": self._trained,
             "change_max": self._change_max,
+            "effort": None if self._effort is None else tuple(self._effort),
             "dgm": None if self._dgm is None else tuple(self._dgm),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._reference, self._fingerprint = state.get("reference"), state.get("fingerprint")
         self._trained, self._change_max = state.get("trained"), state.get("change_max", 0.0)
+        self._effort = Effort(*state["effort"]) if state.get("effort") else None
         self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
 
     def forget(self, changed: Collection[str]) -> str:
         samples = SAMPLE_SETTINGS | {"predict", "parameters", "ntk_samples"}
         if self._dgm is not None and samples & set(changed):
             self._dgm = None
-        if self._reference is None or not (samples | {"batch_stats", "ntk_outputs"}) & set(changed):
+        if (samples | {"batch_stats", "ntk_outputs", "ntk_directions"}) & set(changed):
+            self._effort = None
+        if self._reference is None or not (samples | {"batch_stats", "ntk_outputs", "ntk_directions"}) & set(changed):
             return ""
         self._reference, self._change_max = None, 0.0
         return "the kernel at fit start, for ntk_change,"
@@ -193,6 +248,16 @@ def _from_upper(entries: Tensor, n: int) -> Tensor:
     kernel = entries.new_empty(n, n)
     kernel[rows, columns] = kernel[columns, rows] = entries
     return kernel
+
+
+def _sampling(found: TangentKernel) -> dict[str, float]:
+    """Return the number of random directions of an estimate and, for two or more, the standard errors."""
+    if found.directions is None:
+        return {}
+    metrics = {"ntk_directions": float(found.directions)}
+    if found.directions > 1:
+        metrics[f"{_LAMBDA}_error"], metrics["ntk_lambda_max_error"] = found.lambda_min_error, found.lambda_max_error
+    return metrics
 
 
 def _parts(found: TangentKernel) -> dict[str, float]:
@@ -218,7 +283,7 @@ def _parts(found: TangentKernel) -> dict[str, float]:
 
 
 class NTKLeastEigenvalue(DiagnosticCallback):
-    """Logs the least eigenvalue of the tangent kernel K[(i,h), (j,h')] = ⟨∇f_h(x_i), ∇f_h'(x_j)⟩, exact, on the first
+    """Logs the least eigenvalue of the tangent kernel K[(i,h), (j,h')] = ⟨∇f_h(x_i), ∇f_h'(x_j)⟩, on the first
     samples of the probe, with its split into the directions and lengths of WeightNorm (DGM, Section 3).
 
     BatchNorm uses the statistics of the probe with the current weights, held constant, so that samples are independent
@@ -227,12 +292,19 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     ``batch_stats=False`` uses running statistics in all layers, which move without the weights; ``True`` those of each
     batch, through which it differentiates; that takes a backward pass for each sample and output.
 
+    The kernel is exact while that costs at most about 12 gradients of the loss on the probe, a repetition in float64
+    included. Otherwise it is estimated, unbiased, from up to 32 random directions over the outputs, and if that is too
+    much as well, of fewer samples. The choice is made once, from counts, and said at fit start; all kernels of a fit
+    have the same directions.
+
     Logged after every n-th epoch:
 
     * ``normtheory/ntk_lambda_min``: λ_min, and ``normtheory/ntk_lambda_min_floor``: its error bound. The theory's
       condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where K_full is singular;
     * ``normtheory/ntk_lambda_max``, ``normtheory/ntk_condition_number`` (infinite below the floor) and
       ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²; ``normtheory/ntk_samples``: n;
+    * for an estimate, ``normtheory/ntk_directions``: the number of random directions, and from two on
+      ``normtheory/ntk_lambda_min_error`` and ``normtheory/ntk_lambda_max_error``: standard errors of λ_min and λ_max;
     * ``normtheory/ntk_change``: ‖K − K₀‖_F/‖K₀‖_F against the kernel at fit start, and ``normtheory/ntk_change_max``,
       the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first kernel measured. When the set of
       trained parameters changes, as layers are unfrozen, both restart: K₀ is the kernel of that epoch, for which they
@@ -255,14 +327,23 @@ class NTKLeastEigenvalue(DiagnosticCallback):
         samples: the number of samples, the first ones of the probe.
         outputs: ``"full"``: the kernel of all outputs (nk, nk); ``"trace"``: its average over the outputs (n, n);
             ``"sum"``: the kernel of their sum (n, n).
+        directions: the number of random directions for ``"trace"``, or the number of outputs, or more, for the exact
+            kernel, whatever it costs; ``None``: chosen.
 
     Example:
         >>> import pytorch_lightning as pl
         >>> trainer = pl.Trainer(callbacks=[NTKLeastEigenvalue(samples=64, outputs="full")], logger=False)
     """
 
-    def __init__(self, *args: Any, samples: int = 128, outputs: Outputs = "trace", **kwargs: Any) -> None:
-        self._options: dict[str, Any] = {"samples": samples, "outputs": outputs}
+    def __init__(
+        self,
+        *args: Any,
+        samples: int = 128,
+        outputs: Outputs = "trace",
+        directions: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._options: dict[str, Any] = {"samples": samples, "outputs": outputs, "directions": directions}
         super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:

@@ -8,14 +8,18 @@ from torch import Tensor, nn
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.model.batches import SampleBatch
-from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
+from lightning_normtheory.ntk.empirical import effort_for_batches, tangent_kernel_of_batches
 from lightning_normtheory.ntk.rank import fingerprint_samples
 from lightning_normtheory.ntk.result import Outputs, TangentKernel
+from lightning_normtheory.ntk.strategies import Effort
 
 __all__ = ["Kernels", "Predictor"]
 
 # Above this number of samples, the matrices of the single layers are not kept.
 _SAMPLES_WITH_LAYERS = 512
+# The most that a kernel may cost, in gradients of the loss on the whole probe, by counts, a repetition in float64
+# included.
+_MOST_GRADIENTS = 12.0
 
 
 class Predictor(nn.Module):
@@ -40,17 +44,37 @@ class Kernels:
     def __init__(self, function: MeasuredFunction) -> None:
         self._function = function
         self.trained_fingerprint = 0
-        self._found: dict[tuple[int, Outputs], TangentKernel] = {}
+        self._found: dict[tuple[int, Outputs, int | None, bool], TangentKernel] = {}
 
-    def tangent_kernel(self, samples: int, outputs: Outputs) -> TangentKernel:
+    def effort(self, samples: int, outputs: Outputs) -> Effort:
+        """Choose directions and samples for a kernel, from counts alone: two runs of one training choose the same."""
+        function = self._function
+        with function.measuring(independent=True):  # counts do not depend on the statistics of BatchNorm
+            return effort_for_batches(
+                Predictor(function),
+                function.first_samples(samples),
+                outputs=outputs,
+                probe=sum(batch.samples for batch in function.all_batches),
+                most=_MOST_GRADIENTS,
+                processes=function.processes,
+            )
+
+    def tangent_kernel(
+        self, samples: int, outputs: Outputs, directions: int | None = None, *, refine: bool = True
+    ) -> TangentKernel:
         """Return the kernel of the first samples of the probe. Every process runs all of them forward, since a kernel
-        is about pairs, and computes its share of the rows."""
-        key = (samples, outputs)
+        is about pairs, and computes its share of the rows.
+
+        Args:
+            directions: the number of random directions over the outputs; ``None``: exact.
+            refine: whether to repeat it in float64 if λ_min comes near its floor.
+        """
+        key = (samples, outputs, directions, refine)
         if key not in self._found:
-            self._found[key] = self._compute(samples, outputs)
+            self._found[key] = self._compute(*key)
         return self._found[key]
 
-    def _compute(self, samples: int, outputs: Outputs) -> TangentKernel:
+    def _compute(self, samples: int, outputs: Outputs, directions: int | None, refine: bool) -> TangentKernel:
         function = self._function
         with function.measuring():
             batches = function.first_samples(samples)
@@ -61,6 +85,8 @@ class Kernels:
                 batches,
                 outputs=outputs,
                 layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
+                directions=directions,
+                refine=refine,
                 processes=function.processes,
             )
         return dataclasses.replace(

@@ -37,6 +37,7 @@ def assemble(
     *,
     folded: bool,
     layers: bool,
+    batch: int,
     processes: Processes = SINGLE_PROCESS,
     divisor: int = 1,
 ) -> Assembled | Refusal:
@@ -44,6 +45,7 @@ def assemble(
 
     Args:
         folded: whether outputs are added up: (n, n); otherwise there is a row for each output of each sample.
+        batch: the number of samples of a training step, for the memory limit.
         processes: each computes some of the rows; in the end all have the whole kernel.
         divisor: of the memory limit.
 
@@ -57,7 +59,9 @@ def assemble(
     if cotangents.random:
         matrix = next(iter(blocks.values()))["rest"]
         singles = matrix.new_zeros(len(cotangents), *matrix.shape)
-    outputs, portions = portions_within_limit(source, len(cotangents), folded, like.element_size(), divisor)
+    outputs, portions = portions_within_limit(
+        source, len(cotangents), folded, like.element_size(), batch=batch, divisor=divisor
+    )
     for some in outputs:
         chosen = cotangents[some]
         for index, rows in enumerate(portions):

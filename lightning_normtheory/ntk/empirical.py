@@ -1,7 +1,8 @@
 """Compute the empirical tangent kernel of a model, exactly, with the parts of lengths and directions."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -19,9 +20,9 @@ from lightning_normtheory.ntk.memory import retry_with_less
 from lightning_normtheory.ntk.network import Converted, Network
 from lightning_normtheory.ntk.rank import count_distinct, gradient_dimensions
 from lightning_normtheory.ntk.result import KernelParts, Outputs, TangentKernel
-from lightning_normtheory.ntk.strategies import KernelTask, compute_kernel
+from lightning_normtheory.ntk.strategies import Effort, KernelTask, choose_effort, compute_kernel
 
-__all__ = ["empirical_ntk", "tangent_kernel_of_batches"]
+__all__ = ["effort_for_batches", "empirical_ntk", "tangent_kernel_of_batches"]
 
 # Relative difference of two kernels that rounding in float32 does not explain.
 _OTHER_KERNEL = 1e-2
@@ -104,6 +105,7 @@ def tangent_kernel_of_batches(
     layers: bool = False,
     directions: int | None = None,
     seed: int = 0,
+    refine: bool = True,
     seen: Sequence[SampleBatch] | None = None,
     processes: Processes = SINGLE_PROCESS,
 ) -> TangentKernel:
@@ -111,6 +113,7 @@ def tangent_kernel_of_batches(
 
     Args:
         batches: batch statistics are those of each whole batch.
+        refine: whether to repeat it in float64 if λ_min comes near its floor.
         seen: the part of each batch that the model uses, if it is known; samples that are equal in it are duplicates.
         processes: have the same model and batches, and share the work; all of them get the whole kernel.
     """
@@ -127,9 +130,7 @@ def tangent_kernel_of_batches(
     trainable_parameters(model)
 
     def measure(dtype: torch.dtype | None) -> TangentKernel:
-        device = next(iter(model.parameters())).device.type
-        without_autocast = torch.autocast(device, enabled=False)
-        with preserve_state(model, batch_stats=batch_stats) as reset_state, torch.enable_grad(), without_autocast:
+        with _measuring(model, batch_stats) as reset_state:
             network = _network(model, reset_state, dtype)
             mine = batches if dtype is None else [batch.to(dtype) for batch in batches]
             task = KernelTask(network, mine, outputs, layers, processes, directions, seed)
@@ -138,7 +139,7 @@ def tangent_kernel_of_batches(
 
     lowest = min((p.dtype for p in model.parameters() if p.requires_grad), key=lambda d: d.itemsize)
     found = processes.run_on_all(lambda: measure(torch.float32 if dtype is None and lowest.itemsize < 4 else dtype))
-    enough = dtype is not None or found.dtype == torch.float64 or bool(found.deficiency)
+    enough = not refine or dtype is not None or found.dtype == torch.float64 or bool(found.deficiency)
     # If it is near in one process, all repeat it: rounding may differ between processes.
     near = 0.0 if enough else float(found.near_floor)
     if float(processes.sum(torch.tensor([near]))) == 0:
@@ -155,6 +156,32 @@ def tangent_kernel_of_batches(
     # Random numbers that are drawn in float64 are other numbers, and make another function.
     other = float((again.kernel - found.kernel).norm()) > _OTHER_KERNEL * float(found.kernel.norm())
     return found if other else again
+
+
+def effort_for_batches(
+    model: nn.Module,
+    batches: Sequence[SampleBatch],
+    *,
+    outputs: Outputs,
+    probe: int,
+    most: float,
+    processes: Processes = SINGLE_PROCESS,
+) -> Effort:
+    """Choose what `tangent_kernel_of_batches` computes, see `choose_effort`; takes a few passes of a few samples."""
+    with _measuring(model, None) as reset_state:
+        task = KernelTask(_network(model, reset_state, None), batches, outputs, False, processes, 1)
+        return choose_effort(task, probe, most)
+
+
+@contextmanager
+def _measuring(model: nn.Module, batch_stats: bool | None) -> Iterator[Callable[[], object]]:
+    device = next(iter(model.parameters())).device.type
+    with (
+        preserve_state(model, batch_stats=batch_stats) as reset_state,
+        torch.enable_grad(),
+        torch.autocast(device, enabled=False),
+    ):
+        yield reset_state
 
 
 def _network(model: nn.Module, reset_state: Callable[[], object], dtype: torch.dtype | None) -> Network:

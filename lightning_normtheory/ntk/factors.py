@@ -11,11 +11,23 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.autodiff.weight_norm import WeightNormMap
-from lightning_normtheory.ntk.gram import Factors, Target, add_gram, add_lookup_gram, add_outer_gram
+from lightning_normtheory.ntk.gram import Factors, Target, add_gram, add_lookup_gram, add_outer_gram, outer_costs
 from lightning_normtheory.ntk.parameter_uses import Elementwise, Lookup, Outer, Site
 from lightning_normtheory.ntk.sample_axis import SampleAxis
 
-__all__ = ["Gradients", "LeafFactors", "Part", "Result", "Table", "Weight", "add_parts", "join", "site_factors"]
+__all__ = [
+    "Gradients",
+    "GramCost",
+    "LeafFactors",
+    "Part",
+    "Result",
+    "Table",
+    "Weight",
+    "add_parts",
+    "gram_cost",
+    "join",
+    "site_factors",
+]
 
 Part = Literal["direction", "length", "rest"]
 
@@ -39,6 +51,10 @@ class Weight:
         result = None if self.result is None else self.result._replace(values=self.result.values[which])
         return Weight(Factors(rows, cols), result)
 
+    @property
+    def numel(self) -> int:
+        return sum(x.numel() for side in self.factors for x in side)
+
     def only(self, output: int) -> "Weight":
         return Weight(Factors(*(_only(side, output) for side in self.factors)), self.result)
 
@@ -61,6 +77,10 @@ class Table:
 
     def some(self, which: slice) -> "Table":
         return Table([rows[which] for rows in self.rows], self.indices[which], self.entries)
+
+    @property
+    def numel(self) -> int:
+        return sum(rows.numel() for rows in self.rows)
 
     def only(self, output: int) -> "Table":
         return Table(_only(self.rows, output), self.indices, self.entries)
@@ -88,6 +108,10 @@ class Gradients:
     def some(self, which: slice) -> "Gradients":
         return Gradients([values[which] for values in self.values])
 
+    @property
+    def numel(self) -> int:
+        return sum(values.numel() for values in self.values)
+
     def only(self, output: int) -> "Gradients":
         return Gradients(_only(self.values, output))
 
@@ -95,9 +119,35 @@ class Gradients:
         return self
 
 
-# Each has `some`, which selects samples, `only`, which selects an output of a list, and `gradients`, which forms the
-# gradients.
+# Each has `some`, which selects samples, `only`, which selects an output of a list, `gradients`, which forms the
+# gradients, and `numel`, the number of entries.
 LeafFactors = Weight | Table | Gradients
+
+
+class GramCost(NamedTuple):
+    """Multiplications for the Gram matrix of n samples: the smaller of pairs·n² and formed·n + products·n².
+
+    ``formed`` is also what the layer takes in a forward pass, per sample.
+    """
+
+    pairs: float
+    formed: float
+    products: float
+
+    def of(self, samples: int, formed: float) -> float:
+        """The cost for some samples, of which ``formed`` gradients are formed, some repeatedly."""
+        pairs, products = (each * samples * samples for each in (self.pairs, self.products))
+        return min(pairs, self.formed * formed + products)
+
+
+def gram_cost(factors: LeafFactors) -> GramCost:
+    """The cost of the Gram matrix of one leaf and one output."""
+    if isinstance(factors, Weight):
+        return GramCost(*outer_costs(factors.factors))
+    if isinstance(factors, Table):
+        T, d = factors.rows[0].shape[2:]
+        return GramCost(T * T * d, 0.0, float("inf"))
+    return GramCost(factors.values[0].shape[2], 0.0, float("inf"))
 
 
 def _only(values: Sequence[Tensor], output: int) -> list[Tensor]:

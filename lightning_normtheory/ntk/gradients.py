@@ -37,6 +37,8 @@ class GradientSource(Protocol):
         outputs: k.
         entries: the number of entries to be kept per sample and output.
         saved_entries: the number of entries to be kept per sample.
+        scratch_entries: the number of entries of the factors of a leaf, per sample.
+        parameters: p.
     """
 
     network: Network
@@ -46,6 +48,8 @@ class GradientSource(Protocol):
     outputs: int
     entries: int
     saved_entries: int
+    scratch_entries: int
+    parameters: int
 
     def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> FactorsOf | Refusal:
         """The gradients of Σ_h cotangent_h f_h for some samples of a group."""
@@ -81,6 +85,8 @@ class IndependentSamples:
         self.entries = max(plan.entries for plan in plans)
         self.entries += sum(leaf.tensor.numel() for leaf in self.one_by_one)
         self.saved_entries = max(plan.saved_entries for plan in plans)
+        self.scratch_entries = max(plan.scratch_entries for plan in plans)
+        self.parameters = sum(leaf.tensor.numel() for leaf in network.parameters)
 
     @classmethod
     def prepare(
@@ -90,6 +96,7 @@ class IndependentSamples:
         cotangents_of: Callable[[int], Cotangents],
         *,
         structured: bool,
+        batch: int,
         processes: Processes = SINGLE_PROCESS,
         divisor: int = 1,
     ) -> "IndependentSamples | Refusal":
@@ -98,15 +105,29 @@ class IndependentSamples:
         Args:
             cotangents_of: makes the cotangents for k outputs.
             structured: whether to use the structure at all.
+            batch: the number of samples of a training step; no more are tried.
             divisor: try this many times fewer samples.
         """
         plans = []
         for group in groups:
-            plan = make_plan(network, *_few_samples(*group, divisor), cotangents_of, structured=structured)
+            few = _few_samples(*group, max(2, min(_FEW, batch) // divisor))
+            plan = make_plan(network, *few, cotangents_of, structured=structured)
             if isinstance(plan, Refusal):
                 return plan
             plans.append(plan)
         return cls(network, groups, plans, processes)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the first group."""
+        return self._plans[0]
+
+    def interacts(self, batch: int) -> bool:
+        """Whether the outputs of the few samples are other ones in a batch of this size."""
+        x, total = self._groups[0]
+        count = min(batch, total)
+        together = self.network.with_leaves(some_samples(x, total, slice(count)), count)
+        return not self.plan.evidence.same_outputs(together.detach(), 0)
 
     def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> FactorsOf | Refusal:
         """
@@ -202,9 +223,9 @@ def _turns(samples: range, processes: Processes) -> Iterator[tuple[int, bool]]:
         yield samples[min(turn, len(samples) - 1)], turn < len(samples)
 
 
-def _few_samples(x: Any, samples: int, divisor: int) -> tuple[Any, Tensor]:
+def _few_samples(x: Any, samples: int, few: int) -> tuple[Any, Tensor]:
     """A few samples, spread over all, with their indices; at least two, if there are two, to tell samples apart."""
-    which = torch.linspace(0, samples - 1, min(samples, max(2, _FEW // divisor))).round().long()
+    which = torch.linspace(0, samples - 1, min(samples, few)).round().long()
     return some_samples(x, samples, which), which
 
 
@@ -220,7 +241,8 @@ class CoupledSamples:
         self.sizes = [batch.asked for batch in batches]
         self.leaves = network.parameters
         self.one_by_one: list[Leaf] = []
-        self.entries, self.saved_entries = sum(leaf.tensor.numel() for leaf in self.leaves), 0
+        self.parameters = self.entries = sum(leaf.tensor.numel() for leaf in self.leaves)
+        self.saved_entries = self.scratch_entries = 0
         self.outputs = network(batches[0].x, batches[0].samples).shape[1]
 
     def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> FactorsOf | Refusal:

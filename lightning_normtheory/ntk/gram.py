@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Factors", "Target", "add_gram", "add_lookup_gram", "add_outer_gram"]
+__all__ = ["Factors", "Target", "add_gram", "add_lookup_gram", "add_outer_gram", "outer_costs"]
 
 # Tiles of this many rows skip most entries below the diagonal, and are large enough for fast products.
 _TILE_ROWS = 128
@@ -125,6 +125,14 @@ def _cost_of_gradients(first: Factors, second: Factors, upper: bool) -> float:
     (n, _, T, G, d), (m, _, S, _, _) = first.rows[0].shape, second.rows[0].shape
     entries = first.outputs * first.q * G * d * first.cols[0].shape[-1]
     return entries * (n * T + first.q * n * m * 0.6 if upper else n * T + m * S + first.q * n * m)
+
+
+def outer_costs(factors: Factors) -> tuple[float, float, float]:
+    """(a, b, c) with which the two ways of `add_outer_gram` cost a n² and b n + c n² for n samples and one output."""
+    _, _, T, G, d = factors.rows[0].shape
+    one = Factors(*([side[0][:1, :1]] for side in factors))
+    entries = G * d * factors.cols[0].shape[-1]
+    return _cost_of_positions(one, one, upper=True), entries * T, entries * 0.6
 
 
 def _add_by_positions(out: Tensor, first: Factors, second: Factors, upper: bool) -> None:

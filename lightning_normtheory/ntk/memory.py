@@ -1,6 +1,6 @@
 """Memory limit of the kernel: how many samples and outputs are handled at once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -14,6 +14,8 @@ T = TypeVar("T")
 # Target in bytes for the gradients handled at once; together with the tensors that autograd saves they may take twice
 # this. A single sample may exceed it.
 MEMORY_LIMIT = 2**29
+# Gradients of several outputs may take this much however little a training step takes.
+_SMALL = 2**27
 # If memory runs out, handle this many times less at once. m portions need m(m + 1)/2 passes over a portion.
 _DIVISORS = (1, 2, 4, 8, 16)
 
@@ -35,26 +37,49 @@ class Portion(NamedTuple):
 
 
 def portions_within_limit(
-    source: GradientSource, outputs: int, folded: bool, itemsize: int, divisor: int
+    source: GradientSource,
+    outputs: int,
+    folded: bool,
+    itemsize: int,
+    *,
+    batch: int,
+    divisor: int = 1,
+    samples: int | None = None,
 ) -> tuple[list[slice], list[Portion]]:
     """Split outputs and samples so that the gradients handled at once fit into `MEMORY_LIMIT`, divided by ``divisor``.
 
     Fewer outputs at once cost next to nothing where outputs are added up (``folded``); fewer samples cost a pass for
-    every pair of portions.
+    every pair of portions. Twice the limit is used only where a training step takes as much.
+
+    Args:
+        batch: the number of samples of a training step.
+        samples: handle the first samples only.
     """
+    sizes = list(_first(source.sizes, sum(source.sizes) if samples is None else samples))
     at_once = outputs
+    # What a training step takes at least: the kernel is to take no more than 2.5 times as much.
+    step = (batch * source.saved_entries + source.parameters) * min(itemsize, 4)
     if folded:
-        at_once = min(outputs, MEMORY_LIMIT // max(1, max(source.sizes) * source.entries * itemsize))
+        most = min(MEMORY_LIMIT, max(_SMALL, step))
+        at_once = min(outputs, most // max(1, max(sizes) * source.entries * itemsize))
         at_once = max(1, at_once // divisor)
-    count = 2 * MEMORY_LIMIT // max(1, (at_once * source.entries + source.saved_entries) * itemsize)
-    count = max(1, min(count, max(source.sizes)) // divisor)
+    limit = min(2 * MEMORY_LIMIT, max(MEMORY_LIMIT, step))
+    count = limit // max(1, (at_once * source.entries + source.saved_entries + source.scratch_entries) * itemsize)
+    count = max(1, min(count, max(sizes)) // divisor)
     portions = []
     first = 0
-    for group, size in enumerate(source.sizes):
+    for group, size in enumerate(sizes):
         for which in _slices(size, -(-size // -(-size // count))):  # of about the same size
             portions.append(Portion(group, which, first + which.start))
         first += size
     return list(_slices(outputs, at_once)), portions
+
+
+def _first(sizes: Sequence[int], samples: int) -> Iterator[int]:
+    for size in sizes:
+        if samples > 0:
+            yield min(size, samples)
+        samples -= size
 
 
 def _slices(total: int, size: int) -> Iterator[slice]:

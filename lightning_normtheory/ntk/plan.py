@@ -13,7 +13,16 @@ from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.processes import Refusal
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.ntk.directions import Cotangents
-from lightning_normtheory.ntk.factors import LeafFactors, Part, Weight, add_parts, join, site_factors
+from lightning_normtheory.ntk.factors import (
+    GramCost,
+    LeafFactors,
+    Part,
+    Weight,
+    add_parts,
+    gram_cost,
+    join,
+    site_factors,
+)
 from lightning_normtheory.ntk.network import Leaf, Network, RecordingWeights
 from lightning_normtheory.ntk.parameter_uses import Use, parameter_uses, passes_on
 from lightning_normtheory.ntk.sample_axis import SampleAxis, find_sample_axis
@@ -36,6 +45,9 @@ class Plan:
         structured: leaves with the indices of their uses.
         one_by_one: parameters whose gradients are computed sample by sample.
         entries: the number of entries of the gradients at all uses, per sample and output.
+        scratch_entries: the largest number of entries of the factors of one leaf, per sample.
+        multiplications: in the structured leaves, in a forward pass of one sample.
+        gram: the cost of the Gram matrix of each structured leaf for one output, see `gram_cost`.
     """
 
     outputs: int
@@ -47,6 +59,9 @@ class Plan:
     structured: dict[Leaf, list[int]] = field(default_factory=dict)
     one_by_one: list[Leaf] = field(default_factory=list)
     entries: int = 0
+    scratch_entries: int = 0
+    multiplications: int = 0
+    gram: list[GramCost] = field(default_factory=list)
 
     def uses(self, network: Network, output: Tensor) -> list[Use] | None:
         """The uses of the parameters in the graph of ``output``; ``None`` if they are not those of the plan."""
@@ -132,15 +147,23 @@ def _sort_leaves(
         exact = _exact_norms(output, mixed, leaves)
     for leaf, norms in zip(leaves, exact):
         mine = [index for index, use in enumerate(uses) if use.leaf is leaf.tensor]
-        agrees = False
+        agrees, factors = False, None
         with suppress(RuntimeError):  # of dtypes that do not mix, for example
             triples = [(uses[i], plan.axes[i], [gradients[i]]) for i in mine]
             factors = leaf_factors(network.weights, leaf, triples, len(output), folded=True)
             agrees = factors is not None and _agrees(leaf, factors, len(output), norms)
-        if mine and agrees:
+        if mine and agrees and factors is not None:
             plan.structured[leaf] = mine
+            _count_work(plan, factors, len(output))
         elif mine:
             plan.one_by_one += network.parameters_of([leaf])
+
+
+def _count_work(plan: Plan, factors: LeafFactors, samples: int) -> None:
+    cost, entries = gram_cost(factors), factors.numel // samples
+    plan.gram.append(cost)
+    plan.scratch_entries = max(plan.scratch_entries, entries)
+    plan.multiplications += int(cost.formed)
 
 
 class _Saved:

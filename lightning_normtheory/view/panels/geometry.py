@@ -105,6 +105,12 @@ PANELS = (
     ),
     _kernel("kernel_lambda_max", "Largest eigenvalue", "λ_max of the tangent kernel.", detail=True),
     _kernel(
+        "kernel_error",
+        "Errors of the estimated kernel",
+        "Standard errors of λ_min and λ_max of a kernel estimated from random directions, and their number.",
+        detail=True,
+    ),
+    _kernel(
         "condition_number",
         "Condition number",
         "λ_max/λ_min of the tangent kernel: how much slower the slowest direction is learned than the fastest.",

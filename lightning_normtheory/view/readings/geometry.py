@@ -111,6 +111,10 @@ def _least_eigenvalue(history: History) -> Reading | None:
         f"The kernel{of} is positive definite on {samples} samples: λ_min(K) is {number(value)}, "
         f"{times(value / floor) if floor > 0 else 'above'} its floor."
     )
+    if "ntk_directions" in now:
+        m, error = now["ntk_directions"], now.get("ntk_lambda_min_error", math.nan)
+        known = "" if math.isnan(error) else f", with standard error {number(error)}"
+        text += f" It is an estimate from {number(m)} random direction{'s' * (m > 1)} of the outputs{known}."
     threshold = now.get("ntk_threshold", math.nan)
     if not math.isnan(threshold):
         side = "above" if value >= threshold else "below"

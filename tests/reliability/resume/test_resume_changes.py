@@ -66,6 +66,8 @@ OTHERS = {
     "hessian_tol": 0.5,
     "ntk_samples": 9,
     "ntk_outputs": "full",
+    "directions": 4,
+    "ntk_directions": 4,
     "method": "lanczos",
     "hessian_method": "power",
 }
@@ -118,6 +120,7 @@ DROPPED = {
     "batch_stats": (True, LOSSES | KERNEL, False),
     "ntk_samples": (6, KERNEL, False),
     "ntk_outputs": ("sum", KERNEL, False),
+    "ntk_directions": (1, KERNEL, False),
     "hessian_method": ("power", set(), False),
 }
 

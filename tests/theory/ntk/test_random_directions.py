@@ -108,9 +108,10 @@ def check_seeds(name, seeds, m=4):
     errors = torch.tensor([each.trace_error for each in found]).double().square()
     ratio = errors.mean() / traces.var()
     assert 1 / 1.6 < ratio < 1.6
-    # λ_min is concave, λ_max convex: on average too small and too large.
-    assert sum(each.lambda_min for each in found) / seeds <= exact.lambda_min + exact.floor
-    assert sum(each.lambda_max for each in found) / seeds >= exact.lambda_max - exact.floor
+    # λ_min is concave, λ_max convex: on average too small and too large, up to the scatter of the averages.
+    for name, sign in (("lambda_min", 1), ("lambda_max", -1)):
+        excess = sign * (torch.tensor([getattr(each, name) for each in found]) - getattr(exact, name))
+        assert float(excess.mean()) <= 4.5 * float(excess.std()) / seeds**0.5 + exact.floor
 
 
 def test_unbiased_within_its_error():
