@@ -4,7 +4,6 @@ The user's code computes the loss. It may also count batches, collect outputs in
 statistics. A diagnostic that runs this code must undo all of that.
 """
 
-import ctypes
 import functools
 import random
 import sys
@@ -23,6 +22,7 @@ from torch.utils.data import Dataset, Sampler
 
 from lightning_normtheory.measuring.interrupts import uninterrupted
 from lightning_normtheory.measuring.watched import Watch, containers_in_use, watchable
+from lightning_normtheory.measuring.watched_types import memcmp as _memcmp
 
 __all__ = ["Snapshot"]
 
@@ -30,12 +30,6 @@ __all__ = ["Snapshot"]
 # forward pass changes; walking into them would copy half the program. Exceptions: modules, datasets and samplers.
 _MACHINERY = frozenset({"torch", "pytorch_lightning", "lightning", "lightning_fabric", "wandb", "numpy", "builtins"})
 _ATOMS = (str, bytes, int, float, complex, type(None))
-
-try:  # five times as fast as `torch.equal` while the memory is in the processor's cache
-    _memcmp: Callable[[int, int, int], int] | None = ctypes.CDLL(None).memcmp
-    _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[union-attr]
-except (TypeError, OSError, AttributeError):  # Windows
-    _memcmp = None
 
 
 class Snapshot:

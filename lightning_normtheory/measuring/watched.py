@@ -6,6 +6,7 @@ subclass that reports each entry which it hands out; only these are remembered. 
 changes.
 """
 
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,14 @@ from weakref import WeakMethod
 
 from torch import Tensor
 
-from lightning_normtheory.measuring.watched_types import SUBCLASS, Watched, entry_addresses, set_type, watched
+from lightning_normtheory.measuring.watched_types import (
+    SUBCLASS,
+    Watched,
+    address_of_entries,
+    memcmp,
+    set_type,
+    watched,
+)
 
 __all__ = ["MANY", "Watch", "containers_in_use", "shared_copies", "watchable"]
 
@@ -33,7 +41,7 @@ class Watch:
 
     def __init__(self, container: Any, read: Callable[[Any], object]) -> None:
         self._read = WeakMethod(read)
-        self._saved = _copy_of(container) if isinstance(container, list) else None
+        self._saved = _ListState(container) if isinstance(container, list) else None
         self._state = state = watched.get(id(container)) or Watched(container)
         self._position = len(state.undo)
         state.new.clear()
@@ -50,7 +58,7 @@ class Watch:
             function, *arguments = state.undo.pop()
             function(state.container, *arguments)
         if self._saved is not None:
-            _restore_list(state.container, self._saved)
+            self._saved.restore(state.container)
 
     def close(self) -> None:
         """Watch no longer."""
@@ -97,7 +105,7 @@ _copies: dict[int, tuple[list, list]] | None = None  # lists with their copies
 
 @contextmanager
 def shared_copies() -> Iterator[None]:
-    """Inside, keep the copies of large lists for the snapshots that follow, as long as the lists do not change."""
+    """Inside, keep the copies of large lists for the snapshots that follow."""
     global _copies
     outer, _copies = _copies, {} if _copies is None else _copies
     try:
@@ -106,26 +114,38 @@ def shared_copies() -> Iterator[None]:
         _copies = outer
 
 
-def _copy_of(value: list) -> list:
-    known = (_copies or {}).get(id(value))
-    if known is not None and len(value) == len(known[1]) and not len(_differences(value, known[1])):
-        return known[1]
-    saved = list.copy(value)
-    if _copies is not None:
-        _copies[id(value)] = (value, saved)
-    return saved
+class _ListState:
+    """The entries of a list now: those of a copy, but for some."""
 
+    def __init__(self, value: list) -> None:
+        _, self.copy = known = (_copies or {}).get(id(value)) or (value, list.copy(value))
+        if _copies is not None:
+            _copies[id(value)] = known
+        self._length = min(len(value), len(self.copy))
+        self._others = {i: list.__getitem__(value, i) for i in _differences(value, self.copy)}
+        self._tail = list.__getitem__(value, slice(self._length, None))
 
-def _restore_list(value: list, saved: list) -> None:
-    if len(value) > len(saved):
-        list.__delitem__(value, slice(len(saved), None))
-    elif len(value) < len(saved):
-        list.extend(value, saved[len(value) :])
-    for i in _differences(value, saved):
-        list.__setitem__(value, i, saved[i])
+    def restore(self, value: list) -> None:
+        if len(value) < self._length:
+            list.extend(value, self.copy[len(value) : self._length])
+        for i in {*_differences(value, self.copy), *self._others}:
+            if i < self._length:
+                list.__setitem__(value, i, self._others.get(i, self.copy[i]))
+        if self._tail or len(value) > self._length:
+            list.__setitem__(value, slice(self._length, None), self._tail)
 
 
 def _differences(a: list, b: list) -> list[int]:
-    """The positions at which two lists of equal length hold different objects."""
-    x, y = entry_addresses(a), entry_addresses(b)
-    return [] if x.equal(y) else (x != y).nonzero()[:, 0].tolist()
+    """The positions, as far as both lists go, at which they hold different objects."""
+    return list(_unequal(address_of_entries(a), address_of_entries(b), 0, min(len(a), len(b))))
+
+
+def _unequal(a: int, b: int, start: int, stop: int) -> Iterator[int]:
+    width = ctypes.sizeof(ctypes.c_void_p)
+    if start < stop and memcmp(a + width * start, b + width * start, width * (stop - start)) != 0:  # type: ignore[misc]
+        middle = (start + stop) // 2
+        if middle == start:
+            yield start
+        else:
+            yield from _unequal(a, b, start, middle)
+            yield from _unequal(a, b, middle, stop)

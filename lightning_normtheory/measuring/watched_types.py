@@ -13,13 +13,16 @@ from collections.abc import Callable, ItemsView, Iterable, ValuesView
 from typing import Any
 from weakref import WeakMethod
 
-import torch
-from torch import Tensor
-
-__all__ = ["SUBCLASS", "Watched", "entry_addresses", "set_type", "watched"]
+__all__ = ["SUBCLASS", "Watched", "address_of_entries", "memcmp", "set_type", "watched"]
 
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
+
+try:  # five times as fast as `torch.equal` while the memory is in the processor's cache
+    memcmp: Callable[[int, int, int], int] | None = ctypes.CDLL(None).memcmp
+    memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[union-attr]
+except (TypeError, OSError, AttributeError):  # Windows
+    memcmp = None
 
 
 class Watched:
@@ -295,22 +298,21 @@ def set_type(value: Any, new: type) -> None:
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(old))
 
 
-def entry_addresses(value: list) -> Tensor:
-    """The addresses of the entries."""
-    start = ctypes.c_void_p.from_address(id(value) + object.__basicsize__ + _POINTER).value
-    return torch.frombuffer((ctypes.c_int64 * len(value)).from_address(start), dtype=torch.int64)
+def address_of_entries(value: list) -> int:
+    """The address at which a list keeps the addresses of its entries."""
+    return ctypes.c_size_t.from_address(id(value) + object.__basicsize__ + _POINTER).value
 
 
 def _same_layout(base: Any, new: Any) -> bool:
-    """Whether objects of both types are laid out as `set_type` and `entry_addresses` expect."""
+    """Whether objects of both types are laid out as `set_type` and `address_of_entries` expect."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return False
     example, holder = base(), [base]
     address = id(example) + object.__basicsize__ - _POINTER
     same = all(getattr(base, name) == getattr(new, name) for name in ("__basicsize__", "__itemsize__"))
-    if not same or _POINTER != 8 or ctypes.c_void_p.from_address(address).value != id(base):
+    if not same or memcmp is None or ctypes.c_void_p.from_address(address).value != id(base):
         return False
-    return base is not list or entry_addresses(holder).tolist() == [id(base)]
+    return base is not list or ctypes.c_size_t.from_address(address_of_entries(holder)).value == id(base)
 
 
 SUBCLASS: dict[type, type] = {

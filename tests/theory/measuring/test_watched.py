@@ -325,23 +325,38 @@ def test_what_a_step_puts_in_is_not_kept():
         snapshot.restore()
 
 
-def test_copies_are_shared():
+CHANGES = {
+    "nothing": lambda b: None,
+    "one": lambda b: b.__setitem__(slice(4, 5), [None]),
+    "longer": lambda b: b.extend([1, 2]),
+    "shorter": lambda b: b.__delitem__(slice(90, None)),
+    "others": lambda b: b.reverse(),
+    "empty": lambda b: b.clear(),
+}
+
+
+@pytest.mark.parametrize("third", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("second", CHANGES.values(), ids=CHANGES)
+def test_copies_are_shared(second, third):
+    """By snapshots of different states of a list."""
     buffer = make("list", "dict")
-    before = look(buffer)
+    original = list(buffer)
     with shared_copies():
-        Snapshot(buffer).restore()
-        first, second = Snapshot(buffer), Snapshot(buffer)
-        saved = [each._watches[id(buffer)]._saved for each in (first, second)]
-        assert saved[0] is saved[1]
-        buffer[4] = None
-        third = Snapshot(buffer)
-        assert third._watches[id(buffer)]._saved is not saved[0]
-        buffer[5] = None
-        third.restore()
-        assert (buffer[4], buffer[5]["reward"]) == (None, 5.0)
-        second.restore()
+        Snapshot([buffer]).restore()
+        first = Snapshot([buffer])
+        second(buffer)
+        expected = plain(buffer)
+        inner = Snapshot([buffer])
+        if len(buffer) >= MANY:
+            assert inner._watches[id(buffer)]._saved.copy is first._watches[id(buffer)]._saved.copy
+        for _ in range(2):
+            third(buffer)
+            inner.reset()
+            assert list(map(id, plain(buffer))) == list(map(id, expected))
+        inner.restore()
         first.restore()
-    assert look(buffer) == before
+    assert list(map(id, buffer)) == list(map(id, original))
+    assert type(buffer) is list
 
 
 def test_a_snapshot_that_is_dropped_watches_no_longer():
