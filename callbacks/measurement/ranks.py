@@ -1,13 +1,18 @@
 """Keep the processes of a run in step, whichever of them fails, and wherever."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import IntEnum
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from lightning_normtheory.measuring.interrupts import deferred
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.processes import (
     SINGLE_PROCESS,
@@ -17,9 +22,11 @@ from lightning_normtheory.measuring.processes import (
     Refusal,
 )
 
-__all__ = ["TrainerProcesses", "processes_of"]
+__all__ = ["TrainerProcesses", "processes_of", "stopped_together"]
 
 T = TypeVar("T")
+# Not empty if this process has received a SIGTERM that it defers.
+_sigterm: ContextVar[Sequence[Any]] = ContextVar("sigterm", default=())
 
 
 class _Status(IntEnum):
@@ -41,6 +48,21 @@ _MODULUS = 1_000_003
 def processes_of(trainer: Trainer) -> Processes:
     """Return the processes of a trainer, or this one alone."""
     return TrainerProcesses(trainer) if trainer.world_size > 1 else SINGLE_PROCESS
+
+
+@contextmanager
+def stopped_together() -> Iterator[None]:
+    """Raise a `SIGTERMException` in all processes at their next message after SIGTERM has come to one of them.
+
+    The signal's own handler runs at the end of the block: Lightning's exchanges a message itself, which must not come
+    between ours.
+    """
+    with deferred(signal.SIGTERM) as received:
+        token = _sigterm.set(received)
+        try:
+            yield
+        finally:
+            _sigterm.reset(token)
 
 
 class TrainerProcesses(Processes):
@@ -108,13 +130,19 @@ class TrainerProcesses(Processes):
             error = None
 
     def _count(self, status: int, size: int = 0) -> tuple[list[int], bool]:
-        """Return the number of processes in each state, and whether all will sum the same size."""
+        """Return the number of processes in each state, and whether all will sum the same size.
+
+        Raises:
+            SIGTERMException: in all processes, if one has received SIGTERM inside of `stopped_together`.
+        """
         size %= _MODULUS
-        message = torch.zeros(_LENGTH + 2, dtype=torch.int64, device=self._device)
+        message = torch.zeros(_LENGTH + 3, dtype=torch.int64, device=self._device)
         message[status] = 1
-        message[_LENGTH], message[_LENGTH + 1] = size, size**2
+        message[_LENGTH], message[_LENGTH + 1], message[_LENGTH + 2] = len(_sigterm.get()), size, size**2
         torch.distributed.all_reduce(message)
-        *counts, sizes, squares = (int(value) for value in message.cpu())
+        *counts, stops, sizes, squares = (int(value) for value in message.cpu())
+        if stops:
+            raise SIGTERMException
         # All sizes are equal if their mean and mean square are those of this one.
         return counts, (sizes, squares) == (self.count * size, self.count * size**2)
 

@@ -2,11 +2,11 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["after_signal", "uninterrupted"]
+__all__ = ["after_signal", "deferred", "uninterrupted"]
 
 
 @contextmanager
@@ -28,20 +28,21 @@ def uninterrupted() -> Iterator[None]:
         ['the block', 'the interrupt']
     """
     # Nested: Ctrl+C must not interrupt the code that puts the other handler back.
-    with _deferred(signal.SIGINT), _deferred(signal.SIGTERM):
+    with deferred(signal.SIGINT), deferred(signal.SIGTERM):
         yield
 
 
 @contextmanager
-def _deferred(number: signal.Signals) -> Iterator[None]:
+def deferred(number: signal.Signals) -> Iterator[Sequence[Any]]:
+    """Defer a signal to the end of the block; yield a list that is not empty from its coming on."""
+    held: list[tuple[Any, ...]] = []
     handler = signal.getsignal(number)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
+        yield held
         return
-    held: list[tuple[Any, ...]] = []
     signal.signal(number, lambda *arguments: held.append(arguments))
     try:
-        yield
+        yield held
     finally:
         signal.signal(number, handler)
         if held:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 import socket
 import weakref
 from datetime import timedelta
@@ -10,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import multiprocessing
 
-from lightning_normtheory.callbacks.measurement.ranks import TrainerProcesses
+from lightning_normtheory.callbacks.measurement.ranks import TrainerProcesses, stopped_together
 from lightning_normtheory.measuring.processes import FailedElsewhereError, OutOfMemoryElsewhereError, Refusal
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot distribute")
@@ -44,6 +46,29 @@ def test_sums_are_those_of_all():
         assert processes.sum(torch.tensor([1.0, processes.rank])).tolist() == [3.0, 3.0]
         assert processes.run_on_all(lambda: processes.rank) == processes.rank
         assert not processes.end(failed=False)
+
+    in_processes(action, 3)
+
+
+def test_a_signal_to_one_process_stops_all():
+    def action(processes):
+        noted = []
+        signal.signal(signal.SIGTERM, lambda *arguments: noted.append("the signal"))
+
+        def measure(wait):
+            with stopped_together():
+                assert processes.sum(torch.ones(1)) == 3
+                if processes.rank == 1:
+                    signal.raise_signal(signal.SIGTERM)
+                    assert not noted  # its handler may exchange messages
+                wait()
+
+        for wait in (lambda: processes.sum(torch.ones(1)), lambda: processes.end(failed=False)):
+            with pytest.raises(SIGTERMException):
+                measure(wait)
+            assert noted == ["the signal"] * (processes.rank == 1)
+            noted.clear()
+            assert processes.sum(torch.ones(1)) == 3  # all are in step
 
     in_processes(action, 3)
 
