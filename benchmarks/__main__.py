@@ -4,7 +4,7 @@ import argparse
 
 from rich.console import Console
 
-from benchmarks import first_step, hessian, memory, ntk, overhead, trace, trainings
+from benchmarks import cost, first_step, hessian, memory, ntk, overhead, trace, trainings
 
 
 def main() -> None:
@@ -13,10 +13,9 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="*",
-        default=["hessian", "trace", "ntk", "outputs", "memory", "overhead"],
-        help="hessian, trace, ntk, outputs (kernels of many), memory, overhead; default: all of these;"
-        " or first_step, trainings with many outputs;"
-        " or trainings, those of other packages",
+        default=["hessian", "trace", "ntk", "outputs", "memory", "overhead", "cost"],
+        help="hessian, trace, ntk, outputs (kernels of many), memory, overhead, cost; default: all of these;"
+        " or first_step, trainings with many outputs; or trainings, those of other packages",
     )
     parser.add_argument(
         "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
@@ -50,6 +49,8 @@ def main() -> None:
         console.print(memory.table())
     if "overhead" in arguments.what:
         console.print(overhead.table(arguments.epochs, arguments.steps))
+    if "cost" in arguments.what:
+        console.print(cost.table())
     if "first_step" in arguments.what:
         console.print(first_step.table(arguments.only, arguments.limit))
     if "trainings" in arguments.what:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_normtheory.callbacks import ConvergenceCertificate, NormTheory, RSCRatio
 from lightning_normtheory.callbacks.engine import budget, guarded
@@ -15,6 +16,7 @@ from lightning_normtheory.callbacks.engine.planning import Plan
 from lightning_normtheory.callbacks.measurement import trial
 from lightning_normtheory.callbacks.output import messages
 from lightning_normtheory.record import jsonl
+from lightning_normtheory.rsc import gradients_of
 
 from support.lit import Classifier, loader, rows, tensors, trainer
 
@@ -262,3 +264,27 @@ def test_a_shared_quantity_is_counted_once():
     together = plan.measurement([*RSCRatio()._diagnostics, *ConvergenceCertificate()._diagnostics])
     assert together["rsc_ratio"] == alone[0]["rsc_ratio"] == 2 * 2.3
     assert together["certificate_rate_measured"] == pytest.approx(alone[1]["certificate_rate_measured"] - 2 * 2.3)
+
+
+class Counted(NormTheory):
+    """Counts the floating-point operations before the first step, without those of the tangent kernel."""
+
+    def make_diagnostics(self):
+        return [each for each in super().make_diagnostics() if each.key != "ntk_lambda_min"]
+
+    def _begin(self, measurement, *arguments):
+        with FlopCounterMode(display=False) as before:
+            super()._begin(measurement, *arguments)
+        function = measurement.function
+        with FlopCounterMode(display=False) as gradient, function.measuring():
+            for batch in function.batches:
+                gradients_of(function.loss_of(batch), function.theta)
+        self.gradients = before.get_total_flops() / gradient.get_total_flops()
+
+
+@pytest.mark.parametrize("net", ["bn", "plain"])  # torch cannot count the operations of a parametrization
+@pytest.mark.parametrize("size", [8, 40])
+def test_the_first_step_waits_for_few_gradients(net, size):
+    callback = Counted(probe=40, on_error="raise")
+    trainer([callback], max_epochs=1).fit(Classifier(net), loader(40, size), loader(40, size, shuffle=False))
+    assert 0 < callback.gradients <= 6
