@@ -19,7 +19,7 @@ from lightning_normtheory.callbacks.engine.checks import (
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
 from lightning_normtheory.callbacks.engine.planning import PlanningCallback
-from lightning_normtheory.callbacks.engine.schedule import UNKNOWN_INTERVAL, Axis, Schedule, schedule_by_steps
+from lightning_normtheory.callbacks.engine.schedule import UNKNOWN_INTERVAL, Schedule, schedule_by_steps
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.engine.stop import SIGTERMException, stopped_by_sigterm
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
@@ -34,6 +34,7 @@ from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, check_choice, choose_parameters, describe_choice
 from lightning_normtheory.measuring.watched import shared_copies
 from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitialized
+from lightning_normtheory.record.history import Axis
 from lightning_normtheory.record.wording import join_names
 
 __all__ = ["DiagnosticCallback"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from lightning_normtheory.callbacks.engine.schedule import Axis
+from lightning_normtheory.record.history import Axis
 
 __all__ = ["FitState", "Phase"]
 

@@ -1,13 +1,14 @@
 """When to measure: after every n-th epoch, or after every n-th optimizer step."""
 
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from pytorch_lightning import Trainer
 
-__all__ = ["UNKNOWN_INTERVAL", "Axis", "Schedule", "schedule_by_steps", "steps_of_epoch", "steps_of_run"]
+from lightning_normtheory.record.history import Axis
 
-Axis = Literal["epoch", "step"]
+__all__ = ["UNKNOWN_INTERVAL", "Schedule", "schedule_by_steps", "steps_of_epoch", "steps_of_run"]
+
 # The number of measurements in a run that has no epochs, and the interval in steps where its length is unknown.
 _MEASUREMENTS, UNKNOWN_INTERVAL = 20, 1000
 
