@@ -1,10 +1,10 @@
 """Lightning callbacks that log the diagnostics to every logger of the trainer, W&B among them.
 
-What one epoch does:
+What one measurement does:
 
-1. Lightning calls ``on_train_epoch_end`` of the callback (`engine.base`). If the epoch is due, and within the time
-   budget (`engine.budget`), the callback measures.
-2. It creates the measurement of the epoch (`measurement.epoch`): the trained function (`measurement.function`) on fixed
+1. Lightning calls ``on_train_epoch_end`` or ``on_train_batch_end`` of the callback (`engine.fit`). If the epoch or step
+   is due (`engine.schedule`), and within the time budget (`engine.planning`), the callback measures.
+2. It creates the measurement (`measurement.epoch`): the trained function (`measurement.function`) on fixed
    samples (`samples.probe`), and parts for curvature, kernels and theory. Nothing is computed yet.
 3. Each diagnostic (`engine.diagnostic`; one or two in each public module here) asks the measurement for quantities. The
    measurement computes each one once, with functions of the theory rooms, and restores the model, the random generators

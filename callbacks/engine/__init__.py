@@ -1,6 +1,8 @@
 """What every callback does: hooks, schedule, state, errors.
 
-* `base`: `DiagnosticCallback`, the base of every callback: Lightning's hooks, schedule, probe, state.
+* `base`: `DiagnosticCallback`, the base of every callback: its arguments, settings and state.
+* `fit`: Lightning's hooks: finds the loss, measures the start, and measures when it is due.
+* `schedule`: when to measure: after every n-th epoch or optimizer step.
 * `guarded`: runs the diagnostics, so that none can stop the run or another one.
 * `reporting`: what a callback sends to the loggers, the run's file and the terminal.
 * `diagnostic`: `Diagnostic`, the interface of one quantity.

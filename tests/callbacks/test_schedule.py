@@ -140,7 +140,7 @@ def test_nothing_is_measured_before_the_probe_is_complete():
 
 
 def test_an_endless_epoch_is_pointed_out(monkeypatch):
-    monkeypatch.setattr("lightning_normtheory.callbacks.engine.base.UNKNOWN_INTERVAL", 10)
+    monkeypatch.setattr("lightning_normtheory.callbacks.engine.fit.UNKNOWN_INTERVAL", 10)
 
     class Stop(Callback):
         def on_train_batch_end(self, trainer, *_):
