@@ -122,6 +122,8 @@ def _sources(task: KernelTask, refusals: set[Refusal]) -> Iterator[GradientSourc
 # with the gradients of the parameters twice as much. A pass also reads every parameter once, which takes as long as
 # this many multiplications by it.
 _READING = 16
+# What a pass takes beside its multiplications, in multiplications: a fraction of a millisecond.
+_OVERHEAD = 5_000_000
 # Fewer samples than this are no base for a cost: overheads prevail.
 _FEWEST_SAMPLES = 512
 MOST_ROWS, _BY_DIRECTION_BYTES = 2**14, 2**28  # of a full kernel; of the kernels of single directions
@@ -191,21 +193,22 @@ def _cost(task: KernelTask, source: GradientSource, cotangents: int, samples: in
     slices, portions = portions_within_limit(
         source, cotangents, task.outputs != "full", itemsize, batch=task.batch, samples=samples
     )
-    forward = source.plan.multiplications if isinstance(source, IndependentSamples) else 0
-    reading = _READING * min(1.0, source.parameters / max(1, forward))
+    counted = source.plan.multiplications if isinstance(source, IndependentSamples) else 0
+    forward = max(counted, source.parameters)
+    fixed = (_READING * source.parameters + _OVERHEAD) / forward
     # Each portion is run for itself and again for every portion before it.
     runs = [(portion.samples, 1 + index) for index, portion in enumerate(portions)]
     total = 0.0
     if isinstance(source, IndependentSamples):
-        passes = sum(times * (count + reading) for count, times in runs)
+        passes = sum(times * (count + fixed) for count, times in runs)
         total += passes * (len(slices) + cotangents)
         repeated = sum(times * count for count, times in runs)
-        total += cotangents * sum(each.of(samples, repeated) for each in source.plan.gram) / max(1, forward)
+        total += cotangents * sum(each.of(samples, repeated) for each in source.plan.gram) / forward
         if source.one_by_one:
-            total += repeated * (1 + reading) * (len(slices) + 2 * cotangents)
+            total += repeated * (1 + fixed) * (len(slices) + 2 * cotangents)
     else:
-        whole = task.batch + reading
+        whole = task.batch + fixed
         total += sum(times * whole * (len(slices) + 2 * count * cotangents) for count, times in runs)
     probe = max(probe, _FEWEST_SAMPLES)
-    gradient = 3 * probe * (1 + reading / task.batch)
+    gradient = 3 * probe * (1 + fixed / task.batch)
     return total * (1 if itemsize == 8 else 3) / gradient

@@ -311,7 +311,7 @@ def test_equal_inputs_with_different_labels_are_named():
 class Wide(Seeded):
     """Many outputs, of which the loss sees a few."""
 
-    def __init__(self, outputs=600):
+    def __init__(self, outputs=2000):
         super().__init__("plain")
         self.head = nn.Linear(3, outputs)
 
@@ -337,7 +337,7 @@ def test_many_outputs_are_estimated_and_the_choice_is_said_once(said):
     module = Wide()
     measured = fit(NTKLeastEigenvalue(on_error="raise"), module)
     assert said == [
-        "Tangent kernel estimated from 32 random directions of 600 outputs: at most about 12 gradients of the probe."
+        "Tangent kernel estimated from 32 random directions of 2000 outputs: at most about 12 gradients of the probe."
     ]
     row = measured[1]
     found, exact = wide_kernel(module, directions=32), wide_kernel(module)
@@ -365,7 +365,7 @@ def test_a_number_of_directions_is_obeyed(tmp_path):
     assert few[f"{NTK}directions"] == 1
     assert f"{NTK}lambda_min_error" not in few
     module = Wide()
-    every = fit(NTKLeastEigenvalue(directions=600, on_error="raise"), module, default_root_dir=tmp_path / "all")[1]
+    every = fit(NTKLeastEigenvalue(directions=2000, on_error="raise"), module, default_root_dir=tmp_path / "all")[1]
     assert f"{NTK}directions" not in every
     assert every[f"{NTK}lambda_max"] == pytest.approx(wide_kernel(module).lambda_max, rel=1e-5)
 
@@ -397,7 +397,7 @@ def test_full_kernels_have_a_limit(said, monkeypatch):
     row = fit(NTKLeastEigenvalue(outputs="full", on_error="raise"), Seeded())[1]
     assert row[f"{NTK}samples"] == 10
     assert said == ["Tangent kernel on 10 instead of 20 samples: at most 30 rows."]
-    with pytest.raises(ValueError, match="a row for each of 600 outputs of a sample, but at most 30"):
+    with pytest.raises(ValueError, match="a row for each of 2000 outputs of a sample, but at most 30"):
         fit(NTKLeastEigenvalue(outputs="full", on_error="raise"), Wide())
 
 

@@ -1,5 +1,6 @@
 """Estimates of the trace kernel from random directions: unbiased, with standard errors that are right."""
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_normtheory import empirical_ntk
+from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.ntk.directions import Cotangents
+from lightning_normtheory.ntk.empirical import effort_for_batches
 from lightning_normtheory.ntk.result import TangentKernel
 
 from support.models import Graph
@@ -192,3 +195,38 @@ def test_a_rounding_error_below_the_sampling_error_is_not_reduced():
 
     assert near(torch.stack([base, base]))
     assert not near(torch.stack([0.5 * base, 1.5 * base]))
+
+
+def chosen(k, most=12.0, *, samples=128, outputs="trace", train=False):
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, k)).train(train)
+    batches = [SampleBatch.whole(x) for x in torch.randn(samples, 4).split(32)]
+    return effort_for_batches(model, batches, outputs=outputs, probe=512, most=most)
+
+
+def test_exact_then_fewer_directions_then_fewer_samples():
+    assert chosen(3)[:2] == (None, 128)
+    assert chosen(1000)[:2] == (16, 128)
+    found = [chosen(1000, most) for most in (6.0, 3.0, 1.5, 0.6, 0.3)]
+    assert all(effort.cost <= most for effort, most in zip(found, (6.0, 3.0, 1.5, 0.6, 0.3)))
+    assert all(b.directions <= a.directions and b.samples <= a.samples for a, b in itertools.pairwise(found))
+    assert all(effort.samples == 128 for effort in found if effort.directions > 1)
+    assert found[-1].directions == 1
+    assert found[-1].samples < 128
+    assert chosen(1000) == chosen(1000)
+
+
+def test_cost_has_a_limit_for_any_number_of_outputs():
+    assert all(chosen(k).cost <= 12.0 for k in (1, 10, 100, 1000, 10_000))
+
+
+def test_samples_that_interact_take_a_pass_each():
+    found = chosen(3, train=True)
+    assert found.cost <= 12.0
+    assert found.samples < 128
+
+
+def test_what_the_user_asks_for_is_kept():
+    assert chosen(1000, outputs="sum")[:2] == (None, 128)
+    assert chosen(200, outputs="full")[:2] == (None, 2**14 // 200)
+    with pytest.raises(ValueError, match="Use outputs='trace'"):
+        chosen(20_000, outputs="full")
