@@ -119,12 +119,10 @@ class Snapshot:
             return ()
         if self._remember_generator(value) or self._remember_ndarray(value):
             return ()
-        if id(value) not in self._in_full and watchable(value):
+        if watchable(value) and id(value) not in self._in_full:
             self._watches[id(value)] = Watch(value, self._walk)
             return ()
         inside: list[Any] = []
-        for container in containers_in_use(value):
-            inside += self._all_of(container)
         if isinstance(value, dict):
             inside += self._remember_dict(value)
         elif isinstance(value, (list, deque, set)):
@@ -133,6 +131,9 @@ class Snapshot:
             inside += value
         if _is_users_object(value, datasets=not self._arrays):
             inside += self._remember_attributes(value)
+        if not isinstance(value, (nn.Module, dict, list, deque, set, tuple, frozenset)):
+            for container in containers_in_use(value):
+                inside += self._all_of(container)
         return inside
 
     def _all_of(self, container: Any) -> list[Any]:

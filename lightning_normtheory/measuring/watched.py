@@ -29,6 +29,7 @@ __all__ = ["MANY", "Watch", "containers_in_use", "shared_copies", "watchable"]
 
 # Smaller containers are walked through.
 MANY = 100
+_KINDS = frozenset({*SUBCLASS, *SUBCLASS.values()})
 
 
 class Watch:
@@ -68,7 +69,7 @@ class Watch:
             state.readers = others
             if not others:
                 watched.pop(id(state.container), None)
-                set_type(state.container, type(state.container).__base__)
+                set_type(state.container, type(state.container).__mro__[1])
 
 
 def watchable(value: Any) -> bool:
@@ -76,9 +77,7 @@ def watchable(value: Any) -> bool:
 
     Operators such as ``torch._foreach_add_`` write into all tensors of a list, and read it without its methods.
     """
-    if type(value) not in SUBCLASS and type(value) not in SUBCLASS.values():
-        return False
-    if len(value) < MANY:
+    if type(value) not in _KINDS or len(value) < MANY:
         return False
     return not isinstance(value, list) or not isinstance(list.__getitem__(value, 0), Tensor)
 
@@ -88,12 +87,12 @@ def containers_in_use(value: Any) -> Iterator[Any]:
     if isinstance(value, _USERS) or hasattr(type(value), "__next__"):
         for inside in gc.get_referents(value):
             within = inside if isinstance(inside, tuple) else (inside,)  # zip has a tuple of iterators
-            yield from (each for each in within if type(each) in SUBCLASS or type(each) in SUBCLASS.values())
+            yield from (each for each in within if type(each) in _KINDS)
             for each in within:
                 yield from containers_in_use(each)
 
 
-_USERS = (BuiltinMethodType, type({}.values()), type({}.items()))
+_USERS: tuple[type, ...] = (BuiltinMethodType, type({}.values()), type({}.items()))
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------

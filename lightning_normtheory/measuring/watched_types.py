@@ -85,7 +85,7 @@ def _on_a_copy(base: type, name: str) -> Callable[..., Any]:
     return lambda self, *arguments: method(self.copy(), *arguments)
 
 
-def _changes_all(base: type, name: str) -> Callable[..., Any]:
+def _changes_all(base: Any, name: str) -> Callable[..., Any]:
     """A method whose effect is undone by filling the container anew."""
     method = getattr(base, name)
 
