@@ -4,7 +4,7 @@ import argparse
 
 from rich.console import Console
 
-from benchmarks import cost, first_step, hessian, memory, ntk, overhead, trace, trainings
+from benchmarks import cost, first_step, hessian, memory, ntk, overhead, replay, trace, trainings
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
         nargs="*",
         default=["hessian", "trace", "ntk", "outputs", "memory", "overhead", "cost"],
         help="hessian, trace, ntk, outputs (kernels of many), memory, overhead, cost; default: all of these;"
-        " or first_step, trainings with many outputs; or trainings, those of other packages",
+        " or first_step, trainings with many outputs; or replay, buffers of objects; or trainings, those of other packages",
     )
     parser.add_argument(
         "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
@@ -53,6 +53,8 @@ def main() -> None:
         console.print(cost.table())
     if "first_step" in arguments.what:
         console.print(first_step.table(arguments.only, arguments.limit))
+    if "replay" in arguments.what:
+        console.print(replay.table())
     if "trainings" in arguments.what:
         print(trainings.table(arguments.only))
 
