@@ -89,7 +89,7 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss |
     for loss, found in _losses_of_numbers(outputs.reshape(len(outputs), -1), targets):
         if _equal(found, value):
             return loss
-    reasons = []
+    reasons: list[str] = []
     for each in _logits(outputs, targets):
         classes = each.rows.shape[1]
         known = (each.labels >= 0) & (each.labels < classes)
@@ -127,7 +127,8 @@ def _losses_of_numbers(outputs: Tensor, targets: Tensor) -> Iterator[tuple[Known
         for f, y in zip(outputs.split(rows), targets.split(rows)):
             yield f.double(), as_targets(f.double(), y)
 
-    squares, largest, low, high, signs = [], 0.0, math.inf, -math.inf, True
+    squares: list[Tensor] = []
+    largest, low, high, signs = 0.0, math.inf, -math.inf, True
     for f, y in pieces():
         if y is None:
             return
