@@ -52,7 +52,7 @@ def explore(function: MeasuredFunction, *, loss: bool) -> Findings:
         for batch in function.batches[:1]:
             trial = _Trial(function, batch)
             findings = trial.run(loss=loss)
-            trial.time_gradient()
+            trial.time_gradient(loss=loss)
     return function.trainer.strategy.broadcast(findings) if function.processes.count > 1 else findings
 
 
@@ -89,24 +89,23 @@ class _Trial:
             function.findings.outputs_problem = ""
         return function.findings
 
-    def time_gradient(self) -> None:
-        """Time a gradient of the loss, or without one of the outputs, for the expected cost of measurements."""
+    def time_gradient(self, *, loss: bool) -> None:
+        """Time a gradient of the loss, or of the outputs where no loss is needed or known."""
         function = self._function
-        findings = function.findings
+        findings, batch = function.findings, self._batch
+        known = loss and not findings.loss_problem
         # Several processes evaluate equally often: a step may wait for the other ones.
         alone = function.processes.count == 1 and function.model.device.type == "cpu"
         times: list[float] = []
         with suppress(Exception):  # what fails is left to the measurement, which reports it
             while len(times) < 2 and not (alone and sum(times) > _LONG):
                 begin = time.perf_counter()
-                value = (
-                    function.outputs_of(self._batch).sum() if findings.loss_problem else function.loss_of(self._batch)
-                )
+                value = function.loss_of(batch) if known else function.outputs_of(batch).sum()
                 found = [gradient for gradient in gradients_of(value, function.theta) if gradient is not None]
                 found[-1].flatten()[:1].tolist()  # waits for the device
                 times.append(time.perf_counter() - begin)
                 del value, found
-        findings.seconds, findings.samples = min(times, default=0.0), self._batch.samples
+        findings.seconds, findings.samples = min(times, default=0.0), batch.samples
 
     def _with_half(self, *, loss: bool) -> Findings:
         """Try fewer samples. What a single one has no memory for is reported by the measurements."""
