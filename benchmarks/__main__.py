@@ -15,7 +15,7 @@ def main() -> None:
         nargs="*",
         default=["hessian", "trace", "ntk", "outputs", "memory", "overhead", "cost"],
         help="hessian, trace, ntk, outputs (kernels of many), memory, overhead, cost; default: all of these;"
-        " or first_step, trainings with many outputs; or replay, buffers of objects; or trainings, those of other packages",
+        " or first_step, trainings with many outputs; or replay, buffers of objects; or trainings, of other packages",
     )
     parser.add_argument(
         "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
