@@ -28,7 +28,7 @@ from lightning_normtheory.measuring.watched_types import (
 __all__ = ["MANY", "Watch", "containers_in_use", "shared_copies", "watchable"]
 
 # Smaller containers are walked through.
-MANY = 100
+MANY = 1000
 _KINDS = frozenset({*SUBCLASS, *SUBCLASS.values()})
 
 
