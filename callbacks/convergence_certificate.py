@@ -88,7 +88,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     def notes(self) -> dict[str, Any]:
         return {"theorems": [row._asdict() for row in self._theorems]}
 
-    # -- every n-th epoch ----------------------------------------------------------------------------------------------
+    # -- each measurement ----------------------------------------------------------------------------------------------
 
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         if measurement.function.findings.outputs_problem:
@@ -295,7 +295,7 @@ class ConvergenceCertificate(DiagnosticCallback):
 
     The header of ``normtheory.jsonl`` also has the table of the theorems.
 
-    Logged after every n-th epoch, as far as they apply to the network and can be tested:
+    Logged at each measurement, as far as they apply to the network and can be tested:
 
     * chains of Linear layers or convolutions with smooth activations: ``normtheory/certificate_rsc``: 1 if α > 0 (WN,
       Lemma 5.1, generalized), ``…_rsc_margin`` = α;

@@ -297,7 +297,7 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     much as well, of fewer samples. The choice is made once, from counts, and said at fit start; all kernels of a fit
     have the same directions.
 
-    Logged after every n-th epoch:
+    Logged at each measurement:
 
     * ``normtheory/ntk_lambda_min``: λ_min, and ``normtheory/ntk_lambda_min_floor``: its error bound. The theory's
       condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where K_full is singular;

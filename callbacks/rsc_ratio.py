@@ -66,7 +66,7 @@ class RSCRatioDiagnostic(Diagnostic):
 class RSCRatio(DiagnosticCallback):
     """Logs R(θ) = ‖∇L‖²/L (WN, Lemma 5.1) and ‖ḡ‖² (RSC, Theorem 5.1) on the probe, for any model.
 
-    Logged after every n-th epoch:
+    Logged at each measurement:
 
     * ``normtheory/rsc_ratio``: R = ‖∇L‖²/L;
     * ``normtheory/loss``: L, the mean loss of the probe, with dropout off;

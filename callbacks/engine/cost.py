@@ -11,7 +11,7 @@ __all__ = [
     "PRODUCT",
     "SHARED",
     "Sizes",
-    "percentage",
+    "compared",
     "products_cost",
     "rough_duration",
 ]
@@ -71,13 +71,15 @@ def rough_duration(seconds: float) -> str:
     """
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 0.95 else f"{seconds:.1g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.2g} min" if seconds < 6000 else f"{seconds / 3600:.2g} h"
 
 
-def percentage(fraction: float) -> str:
+def compared(fraction: float) -> str:
     """
     Example:
-        >>> [percentage(fraction) for fraction in (0.001, 0.034, 4.567)]
-        ['less than 1 %', '3 %', '457 %']
+        >>> [compared(fraction) for fraction in (0.001, 0.034, 4.567)]
+        ['less than 1 % of', '3 % of', '5 times as long as']
     """
-    return f"{100 * fraction:.0f} %" if fraction >= 0.01 else "less than 1 %"
+    if fraction >= 2:
+        return f"{fraction:.0f} times as long as"
+    return f"{100 * fraction:.0f} % of" if fraction >= 0.01 else "less than 1 % of"

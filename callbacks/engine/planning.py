@@ -11,7 +11,7 @@ from lightning_normtheory.callbacks.engine.budget import TimeBudget
 from lightning_normtheory.callbacks.engine.cost import (
     SHARED,
     Sizes,
-    percentage,
+    compared,
     rough_duration,
 )
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
@@ -173,7 +173,7 @@ class PlanningCallback(GuardedCallback):
             "cost",
             f"{self.prefix}: measuring has taken {rough_duration(spent)}, training {rough_duration(training)}; the"
             f" longest part is {longest.title}, {rough_duration(taken[longest.key])}. Measure less often"
-            " (every_n_epochs=, every_n_steps=), set a limit (max_overhead=0.1), or use fewer samples (probe=).",
+            f" (every_n_{self._schedule.axis}s=), set a limit (max_overhead=0.1), or use fewer samples (probe=).",
             partial(say, trainer),
         )
 
@@ -192,12 +192,14 @@ def _announcement(each: float, start: float, steps: float, step: float) -> str:
         'each measurement takes about 4 s, 3 % of 300 steps'
         >>> _announcement(4.1, 12.0, steps=math.inf, step=0.5)
         'each measurement takes about 4 s; the one at the start 12 s'
+        >>> _announcement(90.0, 0.5, steps=4, step=0.5)
+        'each measurement takes about 90 s, 45 times as long as 4 steps'
         >>> _announcement(0.4, 0.5, steps=3, step=0.5)
         ''
     """
     if max(each, start) < _NOTEWORTHY:
         return ""
-    of = "" if math.isinf(steps) else f", {percentage(each / (steps * step))} of {steps} step{'s' * (steps > 1)}"
+    of = "" if math.isinf(steps) else f", {compared(each / (steps * step))} {steps} step{'s' * (steps > 1)}"
     before = f"; the one at the start {rough_duration(start)}" if start >= _NOTEWORTHY else ""
     return f"each measurement takes about {rough_duration(each)}{of}{before}"
 
