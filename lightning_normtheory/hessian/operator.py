@@ -244,6 +244,7 @@ class LossHessian:
                 samples += graph.samples
             if self._memory == "high":
                 self._graphs.append(graph)
+            del graph  # before the next one is built
         for each in self._weights.maps.values():
             if each.w in sums:
                 self._slopes[each.w] = sums.pop(each.w)
@@ -298,6 +299,7 @@ class LossHessian:
                 curvature = dict(along)
             elif graph.samples:
                 _add(curvature, along, graph.samples / self._samples, self.space.dtype)
+            del graph
         for each in self._weights.maps.values():
             if each.w in self._slopes:
                 a_dot = curvature.pop(each.w) if each.w in curvature else torch.zeros_like(each.w)
