@@ -28,6 +28,8 @@ from lightning_normtheory import callbacks
 __all__ = ["table"]
 
 PROBE = 512
+# All products take the same memory.
+_FEW = {"HessianTopEigenvalue": {"max_hvps": 4}}
 _TINY = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
 # Memory of at least this many bytes is returned to the system as soon as it is free: the peak is of what is in use.
 _MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -113,7 +115,8 @@ def _run(name: str, what: str, callback: str, limit: float) -> None:
     timer = threading.Timer(limit * found["G"], lambda: end(ended=False))
     timer.daemon = True
     timer.start()
-    _fit(case.module(), loader, [getattr(callbacks, callback)()] if callback else [], found)
+    options = _FEW.get(callback, {}) if what == "memory" else {}
+    _fit(case.module(), loader, [getattr(callbacks, callback)(**options)] if callback else [], found)
     found["first step"] -= bare.get("first step", 0.0)
     end(ended=True)
 
