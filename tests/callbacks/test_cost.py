@@ -203,7 +203,11 @@ class Stream(IterableDataset):
     ("kinds", "arguments", "expected"),
     [
         ([Dear], {}, ["normtheory: each measurement takes about 50 s, 10 times as long as 5 steps."]),
-        ([Dear], {"every_n_epochs": 4}, ["normtheory: each measurement takes about 50 s, 2 times as long as 20 steps."]),
+        (
+            [Dear],
+            {"every_n_epochs": 4},
+            ["normtheory: each measurement takes about 50 s, 2 times as long as 20 steps."],
+        ),
         ([Dear], {"every_n_steps": 3}, ["normtheory: each measurement takes about 50 s, 17 times as long as 3 steps."]),
         (
             [Cheap, Late],
