@@ -120,7 +120,8 @@ class Snapshot:
         if self._remember_generator(value) or self._remember_ndarray(value):
             return ()
         if watchable(value) and id(value) not in self._in_full:
-            self._watches[id(value)] = Watch(value, self._walk)
+            with uninterrupted():  # or nobody would end it
+                self._watches[id(value)] = Watch(value, self._walk)
             return ()
         inside: list[Any] = []
         if isinstance(value, dict):

@@ -6,7 +6,6 @@ subclass that reports each entry which it hands out; only these are remembered. 
 changes.
 """
 
-import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +17,8 @@ from torch import Tensor
 
 from lightning_normtheory.measuring.watched_types import (
     SUBCLASS,
+    EntriesOf,
     Watched,
-    address_of_entries,
-    memcmp,
     set_type,
     watched,
 )
@@ -46,15 +44,18 @@ class Watch:
         self._state = state = watched.get(id(container)) or Watched(container)
         self._position = len(state.undo)
         state.new.clear()
+        state.complete = False
         state.readers.append(self._read)
         if id(container) not in watched:
             watched[id(container)] = state
-            set_type(container, SUBCLASS[type(container)])
+            # One that the program made of a watched one's type has it already.
+            set_type(container, SUBCLASS.get(type(container), type(container)))
 
     def restore(self) -> None:
         """Put the entries back, in their order."""
         state = self._state
         state.new.clear()
+        state.complete = False
         while len(state.undo) > self._position:
             function, *arguments = state.undo.pop()
             function(state.container, *arguments)
@@ -84,12 +85,15 @@ def watchable(value: Any) -> bool:
 
 def containers_in_use(value: Any) -> Iterator[Any]:
     """Yield the containers that an iterator, a view or a bound method such as ``buffer.append`` works on by itself."""
-    if isinstance(value, _USERS) or hasattr(type(value), "__next__"):
-        for inside in gc.get_referents(value):
-            within = inside if isinstance(inside, tuple) else (inside,)  # zip has a tuple of iterators
-            yield from (each for each in within if type(each) in _KINDS)
-            for each in within:
-                yield from containers_in_use(each)
+    stack, seen = [value], {id(value)}  # a generator of an object may refer to the object, and that to it
+    while stack:
+        user = stack.pop()
+        if isinstance(user, _USERS) or hasattr(type(user), "__next__"):
+            for inside in gc.get_referents(user):
+                within = inside if isinstance(inside, tuple) else (inside,)  # zip has a tuple of iterators
+                yield from (each for each in within if type(each) in _KINDS)
+                stack += [each for each in within if id(each) not in seen]
+                seen.update(map(id, within))
 
 
 _USERS: tuple[type, ...] = (BuiltinMethodType, type({}.values()), type({}.items()))
@@ -134,17 +138,16 @@ class _ListState:
             list.__setitem__(value, slice(self._length, None), self._tail)
 
 
-def _differences(a: list, b: list) -> list[int]:
+def _differences(value: list, copy: list) -> list[int]:
     """The positions, as far as both lists go, at which they hold different objects."""
-    return list(_unequal(address_of_entries(a), address_of_entries(b), 0, min(len(a), len(b))))
+    return list(_unequal(EntriesOf(value), EntriesOf(copy), 0, min(len(value), len(copy))))
 
 
-def _unequal(a: int, b: int, start: int, stop: int) -> Iterator[int]:
-    width = ctypes.sizeof(ctypes.c_void_p)
-    if start < stop and memcmp(a + width * start, b + width * start, width * (stop - start)) != 0:  # type: ignore[misc]
+def _unequal(value: EntriesOf, copy: EntriesOf, start: int, stop: int) -> Iterator[int]:
+    if start < stop and not value.equal(copy, start, stop):
         middle = (start + stop) // 2
         if middle == start:
             yield start
         else:
-            yield from _unequal(a, b, start, middle)
-            yield from _unequal(a, b, middle, stop)
+            yield from _unequal(value, copy, start, middle)
+            yield from _unequal(value, copy, middle, stop)

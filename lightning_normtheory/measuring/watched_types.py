@@ -9,11 +9,14 @@ import os
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, ItemsView, Iterable, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
+from operator import add, attrgetter, mul, sub
 from typing import Any
 from weakref import WeakMethod
 
-__all__ = ["SUBCLASS", "Watched", "address_of_entries", "memcmp", "set_type", "watched"]
+from torch.utils._pytree import register_pytree_node
+
+__all__ = ["SUBCLASS", "EntriesOf", "Watched", "memcmp", "set_type", "watched"]
 
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
@@ -23,6 +26,10 @@ try:  # five times as fast as `torch.equal` while the memory is in the processor
     memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[union-attr]
 except (TypeError, OSError, AttributeError):  # Windows
     memcmp = None
+else:
+    _memcmp_locked = ctypes.PyDLL(None).memcmp  # keeps the interpreter's lock
+    _memcmp_locked.argtypes = memcmp.argtypes  # type: ignore[union-attr]
+_now = attrgetter("value")
 
 
 class Watched:
@@ -33,6 +40,7 @@ class Watched:
         self.readers: list[WeakMethod] = []  # one of each snapshot, called with entries
         self.undo: list[tuple[Any, ...]] = []  # functions with arguments, the last one first
         self.new: dict[int, Any] = {}  # entries that were put in since the last snapshot or restore
+        self.complete = False  # whether `undo` has all entries since then, so that no more is needed
 
 
 watched: dict[int, Watched] = {}
@@ -65,7 +73,7 @@ def _put(container: Any, entry: Any) -> None:
 
 def _undo_by(container: Any, *undo: Any) -> None:
     state = watched.get(id(container))
-    if state is not None:
+    if state is not None and not state.complete:
         state.undo.append(undo)
 
 
@@ -90,15 +98,23 @@ def _changes_all(base: Any, name: str) -> Callable[..., Any]:
     method = getattr(base, name)
 
     def change(self: Any, *arguments: Any, **options: Any) -> Any:
-        _undo_by(self, _refill, base, base.copy(self) if base is dict else list(base.__iter__(self)))
+        state = watched.get(id(self))
+        if state is not None and not state.complete:
+            # Not base.copy: for an object of a subclass it reads each entry by our methods.
+            values = list(dict.values(self)) if base is dict else None
+            state.undo.append((_refill, base, list(base.__iter__(self)), values))
+            state.complete = True
         return method(self, *arguments, **options)
 
     return change
 
 
-def _refill(container: Any, base: Any, entries: Any) -> None:
+def _refill(container: Any, base: Any, entries: list, values: list | None) -> None:
     base.clear(container)
-    (base.update if base is dict else base.extend)(container, entries)
+    if values is None:
+        base.extend(container, entries)
+    else:
+        base.update(container, zip(entries, values))
 
 
 def _subclass(base: type, methods: dict[str, Any]) -> type:
@@ -165,9 +181,13 @@ def _deque_appendleft(self: deque, value: Any) -> None:
     deque.appendleft(self, value)
 
 
-def _deque_extend(self: deque, values: Iterable[Any]) -> Any:
+def _deque_extend(self: deque, values: Iterable[Any]) -> None:
     for value in list(values):
         _deque_append(self, value)
+
+
+def _deque_iadd(self: deque, values: Iterable[Any]) -> deque:
+    _deque_extend(self, values)
     return self
 
 
@@ -204,9 +224,9 @@ _Deque = _subclass(
     {
         "append": _deque_append,
         "appendleft": _deque_appendleft,
-        "extend": lambda self, values: _deque_extend(self, values) and None,
+        "extend": _deque_extend,
         "extendleft": _deque_extendleft,
-        "__iadd__": _deque_extend,
+        "__iadd__": _deque_iadd,
         "__setitem__": _deque_setitem,
         "pop": _deque_pop,
         "popleft": _deque_popleft,
@@ -240,9 +260,13 @@ def _dict_setdefault(self: dict, key: Any, default: Any = None) -> Any:
     return _read(self, dict.__getitem__(self, key))
 
 
-def _dict_update(self: dict, *others: Any, **more: Any) -> Any:
+def _dict_update(self: dict, *others: Any, **more: Any) -> None:
     for key, value in dict(*others, **more).items():
         _dict_setitem(self, key, value)
+
+
+def _dict_ior(self: dict, other: Any) -> dict:
+    _dict_update(self, other)
     return self
 
 
@@ -258,18 +282,33 @@ def _dict_pop(self: dict, *arguments: Any) -> Any:
 
 _changed_pop = _changes_all(dict, "pop")
 
+
+class _Values(ValuesView):
+    """With the methods of a dict's own view that the abstract one lacks."""
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (self._mapping[key] for key in dict.__reversed__(self._mapping))  # type: ignore[attr-defined]
+
+
+class _Items(ItemsView):
+    """The same for items."""
+
+    def __reversed__(self) -> Iterator[tuple[Any, Any]]:
+        return ((key, self._mapping[key]) for key in dict.__reversed__(self._mapping))  # type: ignore[attr-defined]
+
+
 _Dict = _subclass(
     dict,
     {
         "__setitem__": _dict_setitem,
         "setdefault": _dict_setdefault,
-        "update": lambda self, *others, **more: _dict_update(self, *others, **more) and None,
-        "__ior__": _dict_update,
+        "update": _dict_update,
+        "__ior__": _dict_ior,
         "popitem": _dict_popitem,
         "pop": _dict_pop,
         "__iter__": lambda self: dict.__iter__(self),  # or C code reads the values directly
-        "values": lambda self: ValuesView(self),
-        "items": lambda self: ItemsView(self),
+        "values": lambda self: _Values(self),
+        "items": lambda self: _Items(self),
         "copy": lambda self: dict(ItemsView(self)),
         "__ror__": lambda self, other: other | dict(ItemsView(self)),
         "__reduce_ex__": lambda self, protocol: (dict, (), None, None, iter(ItemsView(self))),
@@ -278,6 +317,12 @@ _Dict = _subclass(
         **{name: _changes_all(dict, name) for name in ("__delitem__", "clear")},
     },
 )
+
+
+# torch's trees (vmap, functional_call, tree_map) take an object of an unknown class for a leaf.
+register_pytree_node(_List, lambda x: (list(x), None), lambda values, _: list(values))
+register_pytree_node(_Deque, lambda x: (list(x), x.maxlen), lambda values, maxlen: deque(values, maxlen))
+register_pytree_node(_Dict, lambda x: (list(x.values()), list(x)), lambda values, keys: dict(zip(keys, values)))
 
 
 # -- the layout of objects -------------------------------------------------------------------------------------------
@@ -298,13 +343,28 @@ def set_type(value: Any, new: type) -> None:
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(old))
 
 
-def address_of_entries(value: list) -> int:
-    """The address at which a list keeps the addresses of its entries."""
-    return ctypes.c_size_t.from_address(id(value) + object.__basicsize__ + _POINTER).value
+class EntriesOf:
+    """The memory in which a list keeps the addresses of its entries."""
+
+    def __init__(self, value: list) -> None:
+        self.value = value  # keeps it alive
+        self.size = ctypes.c_ssize_t.from_address(id(value) + object.__basicsize__)
+        self.address = ctypes.c_size_t.from_address(id(value) + object.__basicsize__ + _POINTER)
+
+    def equal(self, other: "EntriesOf", start: int, stop: int) -> bool:
+        """Whether the entries from ``start`` to ``stop`` are the same objects as those of a list that nobody changes.
+
+        Another thread may change this one, and its memory may move. So one expression reads the address and the size
+        and compares, in functions of C that keep the interpreter's lock: no other thread runs in between.
+        """
+        begin, end = _POINTER * start, _POINTER * stop
+        lengths = map(max, map(sub, map(min, map(mul, map(_now, [self.size]), [_POINTER]), [end]), [begin]), [0])
+        addresses = map(add, map(_now, [self.address]), [begin])
+        return next(map(_memcmp_locked, addresses, [other.address.value + begin], lengths)) == 0
 
 
 def _same_layout(base: Any, new: Any) -> bool:
-    """Whether objects of both types are laid out as `set_type` and `address_of_entries` expect."""
+    """Whether objects of both types are laid out as `set_type` and `EntriesOf` expect."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return False
     example, holder = base(), [base]
@@ -312,7 +372,7 @@ def _same_layout(base: Any, new: Any) -> bool:
     same = all(getattr(base, name) == getattr(new, name) for name in ("__basicsize__", "__itemsize__"))
     if not same or memcmp is None or ctypes.c_void_p.from_address(address).value != id(base):
         return False
-    return base is not list or ctypes.c_size_t.from_address(address_of_entries(holder)).value == id(base)
+    return base is not list or ctypes.c_size_t.from_address(EntriesOf(holder).address.value).value == id(base)
 
 
 SUBCLASS: dict[type, type] = {

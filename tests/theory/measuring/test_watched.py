@@ -7,6 +7,10 @@ import itertools
 import operator
 import pickle
 import random
+import signal
+import subprocess
+import sys
+import textwrap
 from collections import deque, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +19,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
+from lightning_normtheory.measuring import watched, watched_types
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.measuring.watched import MANY, shared_copies
@@ -144,10 +150,12 @@ ACTIONS: dict[str, dict[str, Any]] = {
         "or": lambda b: [write(e) for e in (b | {}).values()],
         "ror": lambda b: [write(e) for e in ({} | b).values()],
         "items": lambda b: [write(e) for _, e in b.items()],
+        "reversed": lambda b: (write(next(reversed(b.values()))), write(list(reversed(b.items()))[1][1])),
         "unpack": lambda b: write({**b}[4]),
         "constructor": lambda b: write(dict(b)[4]),
         "keywords": lambda b: write((lambda **k: k)(**{str(key): b[key] for key in b})["3"]),
         "moved": lambda b: b.__setitem__(0, b.pop(0)),
+        "changes after one of all": lambda b: (b.pop(0), b.update({3: 1, "new": 2}), b.popitem(), b.__delitem__(5)),
     },
 }
 ACTIONS["full deque"] = {
@@ -253,6 +261,104 @@ def test_copies_have_the_plain_type(kind):
         for copied in (copy.copy(buffer), copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer)), buffer.copy()):
             assert (type(copied), pickle.dumps(copied), getattr(copied, "maxlen", None)) == expected
     assert type(buffer) is expected[0]
+
+
+@pytest.mark.parametrize("kind", ["list", "deque", "full deque", "dict"])
+def test_trees_of_torch(kind):
+    buffer = make(kind, "tuple")
+    expected = tree_map(lambda x: x + 1, buffer)
+    with preserve_state(model_with(buffer)):
+        found = tree_map(lambda x: x + 1, buffer)
+        assert type(found) is type(expected)
+        assert repr(found) == repr(expected)
+
+
+def test_a_container_made_of_the_type_can_be_watched():
+    buffer = make("dict", "dict")
+    with preserve_state(model_with(buffer)):
+        made = type(buffer)(buffer)
+    before = pickle.dumps(dict(made))
+    with preserve_state(model_with(made)):
+        made.update(), write(made[3])
+    assert pickle.dumps(dict(made)) == before
+
+
+@pytest.mark.parametrize("kind", ["deque", "dict"])
+def test_removing_several_entries_keeps_one_copy_and_reads_only_them(kind):
+    buffer = make(kind, "dict")
+    snapshot = Snapshot(buffer)
+    for key in list(keys(buffer))[9:4:-1]:
+        del buffer[key]
+    assert len(snapshot._watches[id(buffer)]._state.undo) == 1
+    assert len(snapshot._seen) == 1
+    snapshot.restore()
+
+
+def test_update_and_extend_return_nothing():
+    table, queue = make("dict", "dict"), make("deque", "dict")
+    with preserve_state(model_with((table, queue))):
+        table.clear(), queue.clear()
+        assert (table.update({}), queue.extend([])) == (None, None)
+
+
+def test_another_thread_may_change_a_list():
+    """Its memory moves while it is compared with the copy; nothing is said about what the snapshot restores."""
+    code = """
+        import sys, threading, time
+        from lightning_normtheory.measuring.snapshot import Snapshot
+
+        buffer, end = [(i,) for i in range(200_000)], time.monotonic() + 3
+
+        def collect():
+            while time.monotonic() < end:
+                buffer.extend([()] * 100)
+                if len(buffer) > 1_000_000:
+                    del buffer[200_000:]
+
+        threading.Thread(target=collect, daemon=True).start()
+        while time.monotonic() < end:
+            try:
+                Snapshot(buffer).restore()
+            except IndexError:
+                pass
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_an_interrupt_leaves_the_type(monkeypatch):
+    def interrupted(*arguments: Any) -> None:
+        watched_types.set_type(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    buffer = make("list", "dict")
+    monkeypatch.setattr(watched, "set_type", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Snapshot(buffer)
+    assert type(buffer) is list
+    assert not watched_types.watched
+
+
+class Stream:
+    """An endless stream with a generator, which refers to it."""
+
+    __slots__ = ("batches",)
+
+    def __init__(self) -> None:
+        self.batches = self.make()
+
+    def make(self) -> Any:
+        yield from itertools.repeat(self)
+
+    def __next__(self) -> Any:
+        return next(self.batches)
+
+
+def test_an_iterator_that_refers_to_itself():
+    model = nn.Linear(1, 1)
+    model.stream = Stream()
+    next(model.stream)
+    with preserve_state(model):
+        next(model.stream)
 
 
 # Ways to the entries that do not pass through the container's methods.
