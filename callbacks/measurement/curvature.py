@@ -99,9 +99,15 @@ class Curvature:
         """Whether the graphs of all batches fit into the memory that a training step suggests. If not even that of one
         batch does, cut the batches. All depends on the sizes of tensors only, so that equal runs do the same."""
         function = self._function
-        if function.findings.graph_size is None:
-            function.findings.graph_size = function.processes.run_on_all(self._graph_size)
-        graph, theta = function.findings.graph_size, sum(p.nbytes for p in function.theta.values())
+        graph = function.findings.graph_size
+        if graph is None:
+            try:
+                graph = function.findings.graph_size = function.processes.run_on_all(self._graph_size)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                return False  # in all processes, whichever of them it was
+        theta = sum(p.nbytes for p in function.theta.values())
         limit = max(_SMALL, _SHARE * (graph.total / _GRAPH + _STATE * theta))
         one = graph.total + _BETWEEN * graph.largest
         if one > limit and cut_batches(function, math.ceil(one / limit)):

@@ -201,8 +201,12 @@ class LossHessian:
 
         try:
             return self._weights.run(count)
-        except RuntimeError:  # a transform of torch.func inside the loss allows no hooks; what else fails, fails again
-            return GraphSize(0, 0)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            return GraphSize(
+                0, 0
+            )  # a transform of torch.func in the loss allows no hooks; what else fails, fails again
         finally:
             self._drop_graphs()
 

@@ -74,10 +74,10 @@ def test_a_kernel_that_fits_in_no_portion_fails():
 class Narrow(Classifier):
     """Has memory for three samples at once, when a gradient is asked for, once it trains."""
 
-    def __init__(self, net="wn", samples=3, always=False):
+    def __init__(self, net="wn", samples=3, always=False, error="device"):
         torch.manual_seed(0)
         super().__init__(net, lr=0.0)
-        self.net = Limited(self.net, 10**6, always=always)
+        self.net = Limited(self.net, 10**6, error, always)
         self.limit = samples
 
     def on_train_epoch_end(self):
@@ -108,6 +108,13 @@ def measured(folder, callback, module, **arguments):
 def test_a_diagnostic_in_smaller_batches_gives_the_same_number(callback, always, tmp_path):
     little = measured(tmp_path / "little", callback, Narrow(always=always), on_error="raise")
     enough = measured(tmp_path / "enough", callback, Narrow(samples=10**6), on_error="raise")
+    assert little == pytest.approx(enough, rel=1e-5)
+
+
+@pytest.mark.parametrize("error", ["python", "allocator"])
+def test_curvature_in_smaller_batches_whatever_the_name_of_the_error(error, tmp_path):
+    little = measured(tmp_path / "little", HessianTopEigenvalue, Narrow(error=error), on_error="raise")
+    enough = measured(tmp_path / "enough", HessianTopEigenvalue, Narrow(samples=10**6), on_error="raise")
     assert little == pytest.approx(enough, rel=1e-5)
 
 
