@@ -92,7 +92,10 @@ def schedule_by_steps(trainer: Trainer) -> tuple[Schedule, str] | None:
     if max_steps > 0:
         if steps_of_epoch(trainer) <= max_steps:
             return None
-        why = "an epoch has no known end" if math.isinf(batches) else f"an epoch is longer than max_steps={max_steps}"
+        # A manual step may accumulate, so that an epoch has fewer optimizer steps.
+        is_ = "is" if trainer.lightning_module.automatic_optimization else "may be"
+        longer = f"an epoch {is_} longer than max_steps={max_steps}"
+        why = "an epoch has no known end" if math.isinf(batches) else longer
         return Schedule(max(1, max_steps // _MEASUREMENTS), "step"), why
     if math.isinf(batches) and trainer.max_epochs == -1:  # as with max_time
         interval = trainer.val_check_batch or math.inf

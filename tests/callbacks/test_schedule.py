@@ -124,6 +124,29 @@ def test_the_schedule_that_the_run_suggests(data, options, expected, text, monke
     assert given._schedule == Schedule(1, "epoch")
 
 
+class Slow(Classifier):
+    """Its optimizer steps in every fourth batch."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        if batch_idx % 4 == 3:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+
+def test_an_epoch_of_a_manual_step_is_not_said_to_be_long(monkeypatch):
+    """It has seven batches, but one step."""
+    said: list[str] = []
+    monkeypatch.setattr("lightning_normtheory.callbacks.engine.reporting.rank_zero_info", said.append)
+    made = fit(MinWeightNorm(), module=Slow(), max_epochs=None, max_steps=3)
+    assert made.current_epoch == 3
+    assert said == [
+        "normtheory: measuring every step, since an epoch may be longer than max_steps=3. every_n_steps= sets it."
+    ]
+
+
 def test_about_twenty_rows_of_an_endless_stream():
     fit(MinWeightNorm(), endless(), max_epochs=None, max_steps=47)
     assert positions() == [(0, step) for step in range(2, 47, 2)]
