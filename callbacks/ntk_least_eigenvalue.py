@@ -206,7 +206,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             )
         if found.one_by_one and math.isfinite(found.lambda_max):
             warn(
-                "The tangent kernel is computed sample by sample, exact but slow, in some parameters: "
+                "The tangent kernel is computed sample by sample, which is slow, in some parameters: "
                 f"{join_names(found.one_by_one, most=3)}."
             )
 

@@ -14,7 +14,7 @@ from lightning_normtheory.callbacks.engine.checks import check_strategy, check_s
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
 from lightning_normtheory.callbacks.engine.planning import PlanningCallback
-from lightning_normtheory.callbacks.engine.schedule import UNKNOWN_INTERVAL, Schedule, schedule_by_steps
+from lightning_normtheory.callbacks.engine.schedule import UNKNOWN_INTERVAL, Schedule, schedule_by_steps, steps_of_run
 from lightning_normtheory.callbacks.engine.stop import SIGTERMException, stopped_by_sigterm
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
@@ -110,6 +110,13 @@ class FitCallback(PlanningCallback):
 
     def _choose_schedule(self, trainer: Trainer) -> None:
         """Measure by steps where no epoch is known to end, unless the user has said what to do."""
+        if getattr(trainer, "fast_dev_run", False):  # try everything once
+            self._schedule = Schedule(1, self._schedule.axis)
+        elif self.every_n_steps is not None and self.every_n_steps > steps_of_run(trainer):
+            rank_zero_warn(
+                f"{type(self).__name__} measures nothing: every_n_steps={self.every_n_steps} is more than the"
+                f" {steps_of_run(trainer)} steps of this run."
+            )
         found = schedule_by_steps(trainer) if self.every_n_epochs is None and self.every_n_steps is None else None
         if found is not None:
             self._schedule, reason = found

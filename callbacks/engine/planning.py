@@ -149,10 +149,13 @@ class PlanningCallback(GuardedCallback):
         allowance = budget.allowance(budget.training * steps / trainer.global_step)
         never = self._too_expensive(plan, allowance)
         rest = [each for each in self._active if each.key not in never]
-        needed = budget.predicted - sum(plan.measurement(rest).values())
+        rest_cost = sum(plan.measurement(rest).values())
+        needed = budget.predicted - rest_cost
         return never, (
-            f"One measurement of it takes about {rough_duration(needed)}, and max_overhead={self.max_overhead:g} leaves"
-            f" {rough_duration(max(allowance, 0.0))} for measuring in this run. Raise it, or use fewer samples."
+            f"Beside the rest, one measurement of {'it' if len(never) == 1 else 'them'} takes about"
+            f" {rough_duration(needed)}, and max_overhead={self.max_overhead:g} leaves"
+            f" {rough_duration(max(allowance - rest_cost, 0.0))} in this run. Raise max_overhead, or use a smaller"
+            f" probe= than {self.probe.samples}."
         )
 
     def _too_expensive(self, plan: Plan, allowance: float) -> list[str]:
@@ -193,13 +196,15 @@ def _announcement(each: float, start: float, steps: float, step: float) -> str:
         >>> _announcement(4.1, 12.0, steps=math.inf, step=0.5)
         'each measurement takes about 4 s; the one at the start 12 s'
         >>> _announcement(90.0, 0.5, steps=4, step=0.5)
-        'each measurement takes about 90 s, 45 times as long as 4 steps'
+        'each measurement takes about 90 s, 45 times as long as 4 steps (reduce it with probe= or max_overhead=)'
         >>> _announcement(0.4, 0.5, steps=3, step=0.5)
         ''
     """
     if max(each, start) < _NOTEWORTHY:
         return ""
     of = "" if math.isinf(steps) else f", {compared(each / (steps * step))} {steps} step{'s' * (steps > 1)}"
+    if not math.isinf(steps) and each > steps * step:
+        of += " (reduce it with probe= or max_overhead=)"
     before = f"; the one at the start {rough_duration(start)}" if start >= _NOTEWORTHY else ""
     return f"each measurement takes about {rough_duration(each)}{of}{before}"
 
@@ -213,7 +218,7 @@ def _least(cost: Callable[[Sequence[str]], float], costs: Mapping[str, float], a
         ['b', 'c']
     """
     left_out: list[str] = []
-    for key in sorted(costs, key=lambda key: -costs[key]):
+    for key in sorted(costs, key=lambda key: -cost([key])):
         if cost([each for each in costs if each not in left_out]) <= max(allowance, 0.0):
             break
         left_out.append(key)

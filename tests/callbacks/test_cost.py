@@ -140,8 +140,8 @@ def test_what_no_part_of_the_run_can_pay_for_is_left_out(recwarn):
     assert not measured("dear")
     (text,) = [str(each.message) for each in recwarn if "leaves out" in str(each.message)]
     assert text == (
-        "Planned leaves out dear. One measurement of it takes about 50 s, and max_overhead=0.5 leaves 7 s for measuring"
-        " in this run. Raise it, or use fewer samples."
+        "Planned leaves out dear. Beside the rest, one measurement of it takes about 50 s, and max_overhead=0.5 leaves"
+        " 6 s in this run. Raise max_overhead, or use a smaller probe= than 40."
     )
     assert all("takes about 50 s" in row["normtheory/dear"] for row in reasons())
 
@@ -199,16 +199,23 @@ class Stream(IterableDataset):
         return iter(zip(*tensors(8 * BATCHES)))
 
 
+REMEDY = "(reduce it with probe= or max_overhead=)"
+
+
 @pytest.mark.parametrize(
     ("kinds", "arguments", "expected"),
     [
-        ([Dear], {}, ["normtheory: each measurement takes about 50 s, 10 times as long as 5 steps."]),
+        ([Dear], {}, [f"normtheory: each measurement takes about 50 s, 10 times as long as 5 steps {REMEDY}."]),
         (
             [Dear],
             {"every_n_epochs": 4},
-            ["normtheory: each measurement takes about 50 s, 2 times as long as 20 steps."],
+            [f"normtheory: each measurement takes about 50 s, 2 times as long as 20 steps {REMEDY}."],
         ),
-        ([Dear], {"every_n_steps": 3}, ["normtheory: each measurement takes about 50 s, 17 times as long as 3 steps."]),
+        (
+            [Dear],
+            {"every_n_steps": 3},
+            [f"normtheory: each measurement takes about 50 s, 17 times as long as 3 steps {REMEDY}."],
+        ),
         (
             [Cheap, Late],
             {},
@@ -229,7 +236,7 @@ def test_without_a_known_epoch_there_is_no_percentage(said):
 
 def test_windows_of_several_batches_are_one_step(said):
     fit(Planned(Dear), epochs=1, accumulate_grad_batches=2)
-    assert said[0] == "normtheory: each measurement takes about 50 s, 8 times as long as 3 steps."
+    assert said[0] == f"normtheory: each measurement takes about 50 s, 8 times as long as 3 steps {REMEDY}."
 
 
 def test_short_measurements_and_trial_runs_are_silent(said):

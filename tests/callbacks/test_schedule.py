@@ -235,3 +235,14 @@ def test_a_step_that_the_checkpoint_missed_is_measured_after_the_resume(tmp_path
 def test_wrong_schedules(arguments, message):
     with pytest.raises(ValueError, match=message):
         RSCRatio(**arguments)
+
+
+def test_an_interval_longer_than_the_run_is_pointed_out():
+    with pytest.warns(UserWarning, match="MinWeightNorm measures nothing: every_n_steps=8 is more than the 7 steps"):
+        fit(MinWeightNorm(every_n_steps=8), max_epochs=1)
+
+
+@pytest.mark.parametrize("arguments", [{"every_n_steps": 10}, {"every_n_epochs": 5}, {}])
+def test_a_trial_run_measures_once(arguments):
+    made = fit(RSCRatio(on_error="raise", **arguments), fast_dev_run=True)
+    assert made.callback_metrics["normtheory/rsc_ratio"] > 0

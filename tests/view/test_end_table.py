@@ -88,7 +88,8 @@ def test_what_was_not_measured_has_no_line():
 
 def test_nothing_measured_gives_nothing():
     assert end_table(history()) == ""
-    assert end_table(history({"skipped": 1.0})) == ""
+    skipped = end_table(history({"skipped": 1.0}, {"skipped": 1.0}))
+    assert skipped.splitlines()[0] == "normtheory: nothing was measured within max_overhead, 2 skipped"
     assert end_table(history({})) == ""  # an epoch of another prefix
 
 

@@ -60,9 +60,10 @@ def extent(history: History) -> str:
         >>> extent(History(Path(), "", "", rows=rows[:1])), extent(History(Path(), "", "", rows=rows, axis="step"))
         ('1 epoch', '2 measurements up to step 200')
     """
-    count = len(history.rows)
-    text = f"{count} {history.unit}{'' if count == 1 else 's'}"
-    return f"{text} up to step {history.positions[-1]}" if history.axis == "step" and count else text
+    skipped = sum(row.metrics.get("skipped", 0.0) > 0 for row in history.rows)
+    count = len(history.rows) - skipped
+    text = f"{count} {history.unit}{'' if count == 1 else 's'}{f', {skipped} skipped' if skipped else ''}"
+    return f"{text} up to step {history.positions[-1]}" if history.axis == "step" and history.rows else text
 
 
 def legend(history: History) -> str:

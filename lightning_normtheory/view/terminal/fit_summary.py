@@ -30,9 +30,12 @@ def end_table(history: History, width: int = 80) -> str:
         λ_max of the Hessian    1.16   8.97   2/η = 10
     """
     rows = history.measurements
-    if not rows:
+    skipped = sum("skipped" in row.metrics for row in history.rows)
+    if not rows and not skipped:
         return ""
-    lines = [*_fold(_headline(history, rows).split(" "), width), *_table(_lines(history, rows), history, width)]
+    lines = [f"{history.prefix}: nothing was measured within max_overhead, {skipped} skipped"]
+    if rows:
+        lines = [*_fold(_headline(history, rows).split(" "), width), *_table(_lines(history, rows), history, width)]
     for one in missing(history):
         when = "" if one.when == f"every {history.unit}" else f" in {one.when}"
         text = sentence(f"– {one.what}{when}: {one.why}")

@@ -30,7 +30,8 @@ def print_report(history: History, console: Console) -> None:
         Overview
         · Loss on the probe: The loss of the probe is 0.5.
     """
-    console.print(f"{history.run}, {extent(history)}", style="bold", markup=False, highlight=False)
+    name = history.run if history.prefix == "normtheory" else f"{history.run}, {history.prefix}"
+    console.print(f"{name}, {extent(history)}", style="bold", markup=False, highlight=False)
     if not history.rows:
         console.print("Nothing has been measured yet.")
         return
