@@ -16,6 +16,7 @@ from weakref import WeakMethod
 from torch import Tensor
 
 from lightning_normtheory.measuring.watched_types import (
+    ATOMS,
     SUBCLASS,
     EntriesOf,
     Watched,
@@ -74,13 +75,25 @@ class Watch:
 
 
 def watchable(value: Any) -> bool:
-    """Whether ``value`` is a list, a deque or a dict of many entries, and no list of tensors.
+    """Whether ``value`` is a list, a deque or a dict of many entries, and no list of tensors and no heap.
 
-    Operators such as ``torch._foreach_add_`` write into all tensors of a list, and read it without its methods.
+    Operators such as ``torch._foreach_add_`` write into all tensors of a list, and read it without its methods; heapq
+    takes entries out of it.
     """
     if type(value) not in _KINDS or len(value) < MANY:
         return False
-    return not isinstance(value, list) or not isinstance(list.__getitem__(value, 0), Tensor)
+    return not isinstance(value, list) or not (isinstance(list.__getitem__(value, 0), Tensor) or _may_be_heap(value))
+
+
+def _may_be_heap(value: list) -> bool:
+    """Whether the first entries are ordered as in a heap, and can be written to."""
+    first = list.__getitem__(value, slice(MANY))
+    if type(first[0]) in ATOMS:
+        return False
+    try:
+        return not any(first[i] < first[(i - 1) // 2] for i in range(1, len(first)))
+    except Exception:  # noqa: BLE001  # entries that cannot be compared
+        return False
 
 
 def containers_in_use(value: Any) -> Iterator[Any]:

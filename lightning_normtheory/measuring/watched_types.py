@@ -1,7 +1,8 @@
 """Subclasses of list, deque and dict that report the entries which they hand out, and remember how to undo changes.
 
 What C code reads without these methods is not reported. In CPython that is next to nothing: it does so with lists and
-dicts of exactly these types, not with those of a subclass. The exceptions are heapq and torch's operators on lists.
+dicts of exactly these types, not with those of a subclass. The exceptions are heapq and torch's operators on lists, so
+heaps and lists of tensors are not watched.
 """
 
 import ctypes
@@ -16,9 +17,9 @@ from weakref import WeakMethod
 
 from torch.utils._pytree import register_pytree_node
 
-__all__ = ["SUBCLASS", "EntriesOf", "Watched", "memcmp", "set_type", "watched"]
+__all__ = ["ATOMS", "SUBCLASS", "EntriesOf", "Watched", "memcmp", "set_type", "watched"]
 
-_ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
+ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 try:  # five times as fast as `torch.equal` while the memory is in the processor's cache
@@ -53,7 +54,7 @@ os.register_at_fork(after_in_child=watched.clear)
 
 def _read(container: Any, entry: Any) -> Any:
     state = watched.get(id(container))
-    if state is not None and type(entry) not in _ATOMS and id(entry) not in state.new:
+    if state is not None and type(entry) not in ATOMS and id(entry) not in state.new:
         for reader in state.readers:
             read = reader()
             if read is not None:

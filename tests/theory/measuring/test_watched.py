@@ -392,6 +392,19 @@ def test_a_list_of_tensors_is_walked_through():
     assert [trace.tolist() for trace in model.traces] == [[float(i)] * 2 for i in range(MANY)]
 
 
+def test_a_heap_is_walked_through():
+    """heapq hands out entries without the methods of the list."""
+    model = nn.Module()
+    model.heap = [[i % 7, i, 0] for i in range(MANY)]
+    heapq.heapify(model.heap)
+    before = look(model.heap)
+    with preserve_state(model):
+        entry = heapq.heappop(model.heap)
+        entry[2] += 1
+        heapq.heappush(model.heap, entry)
+    assert look(model.heap) == before
+
+
 def test_many_modules_and_attributes():
     model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(MANY)])
     for i in range(MANY):
