@@ -110,7 +110,8 @@ def _can_redraw(kind: Literal["tqdm", "rich"], bar: Any) -> bool:
     """Return whether a line can be written over. In a file, tqdm begins a new one each time."""
     if kind == "rich":
         return bool(bar.progress.console.is_terminal or bar.progress.console.is_jupyter)
-    return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel.")
+    is_terminal = getattr(sys.stdout, "isatty", bool)()  # an object in its place may have only `write` and `flush`
+    return is_terminal or type(sys.stdout).__module__.startswith("ipykernel.")
 
 
 class _TqdmLine:

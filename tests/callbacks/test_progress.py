@@ -257,3 +257,9 @@ def test_every_diagnostic_has_a_title_of_its_own():
     titles = {type(diagnostic): diagnostic.title for diagnostic in made}
     assert len(set(titles.values())) == len(titles) == 9
     assert Diagnostic.title not in titles.values()
+
+
+@pytest.mark.parametrize("stdout", [None, SimpleNamespace(write=lambda text: None, flush=lambda: None)])
+def test_an_output_that_cannot_say_whether_it_is_a_terminal_is_none(stdout, monkeypatch):
+    monkeypatch.setattr("sys.stdout", stdout)
+    assert not progress_bar._can_redraw("tqdm", None)
