@@ -183,7 +183,7 @@ class BatchNormTheory(DiagnosticCallback):
     """Logs the normalization factors of every BatchNorm, N_j = √(var_j + ε), and for the two-layer ReLU networks of BN
     (see `batchnorm_form`) the margins at fit start and the displacement of the weights since.
 
-    Logged at each measurement:
+    Logged after every n-th epoch or step:
 
     * ``normtheory/batchnorm_epsilon``: ε_N = max 1/N_j over all features of all layers (BN, Assumption 1.1), and
       ``normtheory_layers/batchnorm_epsilon__LAYER``, from the current running statistics; layers without them are left

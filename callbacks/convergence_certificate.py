@@ -295,7 +295,7 @@ class ConvergenceCertificate(DiagnosticCallback):
 
     The header of ``normtheory.jsonl`` also has the table of the theorems.
 
-    Logged at each measurement, as far as they apply to the network and can be tested:
+    Logged after every n-th epoch or step, as far as they apply to the network and can be tested:
 
     * chains of Linear layers or convolutions with smooth activations: ``normtheory/certificate_rsc``: 1 if α > 0 (WN,
       Lemma 5.1, generalized), ``…_rsc_margin`` = α;

@@ -206,7 +206,7 @@ class HessianTopEigenvalue(DiagnosticCallback):
     Exact on WeightNorm and BatchNorm, where PyTorch's own second derivatives are wrong. Each epoch starts from the
     eigenvector of the previous one, which the checkpoint also holds.
 
-    Logged at each measurement:
+    Logged after every n-th epoch or step:
 
     * ``normtheory/hessian_lambda_max``: λ_max, the largest algebraic eigenvalue;
     * ``normtheory/hessian_lambda_max_residual``: ‖Hv − λv‖: an eigenvalue lies within this distance of λ_max;

@@ -54,7 +54,7 @@ class HessianTrace(DiagnosticCallback):
     Hutch++ (Meyer, Musco, Musco, Woodruff, 2021) computes the part of the trace in the leading directions and estimates
     the rest from random vectors. In `NormTheory`, with ``trace_hvps``, it shares the gradient's graph with λ_max.
 
-    Logged at each measurement:
+    Logged after every n-th epoch or step:
 
     * ``normtheory/hessian_trace``: an unbiased estimate of tr(∇²L); exact for models with at most ``hvps`` parameters;
     * ``normtheory/hessian_trace_error``: its standard error. The trace is within three of them in about 98 % of draws.

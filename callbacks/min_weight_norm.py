@@ -53,7 +53,7 @@ class MinWeightNormDiagnostic(Diagnostic):
 class MinWeightNorm(DiagnosticCallback):
     """Logs the smallest norm of a weight vector in any normalized layer. It needs no data.
 
-    Logged at each measurement:
+    Logged after every n-th epoch or step:
 
     * ``normtheory/min_weight_norm``: w_min = min over units i and normalized layers l of ‖W_i^(l)‖₂, where W_i is the
       direction v_i of a WeightNorm, or the raw weights of a unit that feeds a BatchNorm;

@@ -297,7 +297,7 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     much as well, of fewer samples. The choice is made once, from counts, and said at fit start; all kernels of a fit
     have the same directions.
 
-    Logged at each measurement:
+    Logged after every n-th epoch or step:
 
     * ``normtheory/ntk_lambda_min``: λ_min, and ``normtheory/ntk_lambda_min_floor``: its error bound. The theory's
       condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where K_full is singular;
@@ -306,9 +306,9 @@ class NTKLeastEigenvalue(DiagnosticCallback):
     * for an estimate, ``normtheory/ntk_directions``: the number of random directions, and from two on
       ``normtheory/ntk_lambda_min_error`` and ``normtheory/ntk_lambda_max_error``: standard errors of λ_min and λ_max;
     * ``normtheory/ntk_change``: ‖K − K₀‖_F/‖K₀‖_F against the kernel at fit start, and ``normtheory/ntk_change_max``,
-      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is the first kernel measured. When the set of
-      trained parameters changes, as layers are unfrozen, both restart: K₀ is the kernel of that epoch, for which they
-      are not logged;
+      the largest so far, ΔK of LIN, Section C. For an iterable dataset K₀ is measured when the probe is complete. When
+      the set of trained parameters changes, as layers are unfrozen, both restart: K₀ is the kernel of that measurement,
+      for which they are not logged;
     * ``normtheory/ntk_label_alignment``: the cosine between the centered kernel and that of the labels, where the batch
       is a pair (x, y);
     * with WeightNorm, ``normtheory/ntk_direction_share``, ``…_length_share``, ``…_rest_share``: the parts of the trace;

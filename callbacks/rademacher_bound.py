@@ -139,7 +139,7 @@ class RademacherBound(DiagnosticCallback):
     BN's Lemma F.1, corrected. The docs derive every step (theorems.md). For a network with any other operation
     (attention, LayerNorm) the bound is NaN, and a warning gives the reason once.
 
-    Logged at each measurement:
+    Logged after every n-th epoch or step:
 
     * ``normtheory/rademacher_bound``: Σ_h R_n(f_h) over the outputs h, n being the size of the training set, at the
       current norms ("at fixed radii");

@@ -66,14 +66,14 @@ class RSCRatioDiagnostic(Diagnostic):
 class RSCRatio(DiagnosticCallback):
     """Logs R(θ) = ‖∇L‖²/L (WN, Lemma 5.1) and ‖ḡ‖² (RSC, Theorem 5.1) on the probe, for any model.
 
-    Logged at each measurement:
+    Logged after every n-th epoch or step:
 
     * ``normtheory/rsc_ratio``: R = ‖∇L‖²/L;
     * ``normtheory/loss``: L, the mean loss of the probe, with dropout off;
     * ``normtheory/grad_norm_sq``: ‖∇L‖² over the trainable parameters;
     * ``normtheory/mean_predictor_grad_norm_sq``: ‖ḡ‖², ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i);
     * ``normtheory/loss_ratio``: L divided by the L of the previous measurement, at first that before training; with an
-      iterable dataset, whose samples are unknown before training, from the second measurement on;
+      iterable dataset, that before the step of the batch that completes the probe;
     * ``normtheory/seconds``: the time of the measurement.
 
     L is the loss of the module's own `training_step`, so R scales with it: the papers' square loss sums over outputs
