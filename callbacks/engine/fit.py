@@ -76,6 +76,9 @@ class FitCallback(PlanningCallback):
         self._plan = None
         self._schedule = self._asked_schedule
 
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        hide_own_warnings(False)
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._active = []
         for diagnostic in self._diagnostics:

@@ -9,7 +9,7 @@ from lightning_normtheory.record.history import Axis
 
 __all__ = ["UNKNOWN_INTERVAL", "Schedule", "schedule_by_steps", "steps_of_epoch", "steps_of_run"]
 
-# The number of measurements in a run that has no epochs, and the interval in steps where its length is unknown.
+# The largest number of measurements in a run that has no epochs, and the interval in steps where its length is unknown.
 _MEASUREMENTS, UNKNOWN_INTERVAL = 20, 1000
 
 
@@ -96,7 +96,7 @@ def schedule_by_steps(trainer: Trainer) -> tuple[Schedule, str] | None:
         is_ = "is" if trainer.lightning_module.automatic_optimization else "may be"
         longer = f"an epoch {is_} longer than max_steps={max_steps}"
         why = "an epoch has no known end" if math.isinf(batches) else longer
-        return Schedule(max(1, max_steps // _MEASUREMENTS), "step"), why
+        return Schedule(math.ceil(max_steps / _MEASUREMENTS), "step"), why
     if math.isinf(batches) and trainer.max_epochs == -1:  # as with max_time
         interval = trainer.val_check_batch or math.inf
         every = UNKNOWN_INTERVAL if math.isinf(interval) else max(1, int(interval) // trainer.accumulate_grad_batches)

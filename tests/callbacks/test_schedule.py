@@ -149,7 +149,7 @@ def test_an_epoch_of_a_manual_step_is_not_said_to_be_long(monkeypatch):
 
 def test_about_twenty_rows_of_an_endless_stream():
     fit(MinWeightNorm(), endless(), max_epochs=None, max_steps=47)
-    assert positions() == [(0, step) for step in range(2, 47, 2)]
+    assert positions() == [(0, step) for step in range(3, 47, 3)]
 
 
 def test_nothing_is_measured_before_the_probe_is_complete():
