@@ -170,7 +170,7 @@ def effort_for_batches(
     """Choose what `tangent_kernel_of_batches` computes, see `choose_effort`; takes a few passes of a few samples."""
     with _measuring(model, None) as reset_state:
         task = KernelTask(_network(model, reset_state, None), batches, outputs, False, processes, 1)
-        return choose_effort(task, probe, most)
+        return retry_with_less(lambda divisor: choose_effort(replace(task, divisor=divisor), probe, most), processes)
 
 
 @contextmanager

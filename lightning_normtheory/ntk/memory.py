@@ -14,7 +14,7 @@ T = TypeVar("T")
 # Target in bytes for the gradients handled at once; together with the tensors that autograd saves they may take twice
 # this. A single sample may exceed it.
 MEMORY_LIMIT = 2**29
-# Gradients of several outputs may take this much however little a training step takes.
+# They may take this much however little a training step takes.
 _SMALL = 2**27
 # If memory runs out, handle this many times less at once. m portions need m(m + 1)/2 passes over a portion.
 _DIVISORS = (1, 2, 4, 8, 16)
@@ -63,7 +63,7 @@ def portions_within_limit(
         most = min(MEMORY_LIMIT, max(_SMALL, step))
         at_once = min(outputs, most // max(1, max(sizes) * source.entries * itemsize))
         at_once = max(1, at_once // divisor)
-    limit = min(2 * MEMORY_LIMIT, max(MEMORY_LIMIT, step))
+    limit = min(2 * MEMORY_LIMIT, max(_SMALL, step))
     count = limit // max(1, (at_once * source.entries + source.saved_entries + source.scratch_entries) * itemsize)
     count = max(1, min(count, max(sizes)) // divisor)
     portions = []

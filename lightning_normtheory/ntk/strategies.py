@@ -124,8 +124,8 @@ def _sources(task: KernelTask, refusals: set[Refusal]) -> Iterator[GradientSourc
 _READING = 16
 # What a pass takes beside its multiplications, in multiplications: a fraction of a millisecond.
 _OVERHEAD = 5_000_000
-# Fewer samples than this are no base for a cost: overheads prevail.
-_FEWEST_SAMPLES = 512
+# A gradient of fewer multiplications, about a tenth of a second, is no base for a cost: nobody waits for it.
+_SHORT = 10**9
 MOST_ROWS, _BY_DIRECTION_BYTES = 2**14, 2**28  # of a full kernel; of the kernels of single directions
 _DIRECTIONS = (32, 16, 8, 4, 2, 1)
 
@@ -160,7 +160,7 @@ def choose_effort(task: KernelTask, probe: int, most: float) -> Effort:
     """
     refusals: set[Refusal] = set()
     for source in _sources(task, refusals):
-        if isinstance(source, IndependentSamples) and source.interacts(task.batch):
+        if isinstance(source, IndependentSamples) and source.interacts(max(2, task.batch // task.divisor)):
             refusals.add(SAMPLES_INTERACT)
             continue
         break
@@ -209,6 +209,5 @@ def _cost(task: KernelTask, source: GradientSource, cotangents: int, samples: in
     else:
         whole = task.batch + fixed
         total += sum(times * whole * (len(slices) + 2 * count * cotangents) for count, times in runs)
-    probe = max(probe, _FEWEST_SAMPLES)
-    gradient = 3 * probe * (1 + fixed / task.batch)
+    gradient = max(3 * probe * (1 + fixed / task.batch), _SHORT / forward)
     return total * (1 if itemsize == 8 else 3) / gradient

@@ -101,10 +101,8 @@ CASES = {
     "DGM's form, long directions": lambda: regression(long_directions(), samples(4)),
     "BN's form": lambda: binary(two_layers()),
     "BN's form, wide enough": wide_enough,
-    "convolution, momentum, groups": lambda: all_with_predictor(
-        Convolution(), loader(16), loader(8), max_overhead=0.5, ntk_directions=2
-    ),
-    "BatchNorm, Adam": lambda: all_with_predictor(Classifier("bn-dropout"), loader(16), loader(8)),
+    "convolution, momentum, groups": lambda: all_with_predictor(Convolution(), loader(16), loader(8), max_overhead=0.5),
+    "BatchNorm, Adam": lambda: all_with_predictor(Classifier("bn-dropout"), loader(16), loader(8), ntk_directions=2),
     "no normalization, a stream": lambda: all_with_predictor(Classifier("plain"), DataLoader(Stream(16), 8)),
     "hook, few measurements": lambda: all_with_predictor(Classifier("wn-hook"), loader(16), max_overhead=1e-9),
 }

@@ -159,7 +159,8 @@ def impatient() -> Iterator[None]:
 def failing_display(folder: Path, method: str) -> Outcome:
     check = Comparison()
     reference, bare = undisturbed("bn")
-    with impatient(), mock.patch.object(progress_bar._TqdmLine, method, fail):
+    terminal = mock.patch.object(progress_bar, "_can_redraw", return_value=True)
+    with impatient(), terminal, mock.patch.object(progress_bar._TqdmLine, method, fail):
         users = [pl.callbacks.TQDMProgressBar()]
         arguments = {"module": MODULE, "enable_progress_bar": True}
         watched = fit(folder / "watched", [NormTheory()], users=users, **arguments)
@@ -197,5 +198,5 @@ CASES: dict[str, Callable[[Path], Outcome]] = {
         for method in ("__init__", "draw", "close")
     },
     "end table fails": partial(failing_end, function="end_table"),
-    "end table cannot be printed": partial(failing_end, function="say"),
+    "end table cannot be printed": partial(failing_end, function="show"),
 }

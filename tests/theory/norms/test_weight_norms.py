@@ -259,9 +259,7 @@ UNNORMALISED = {
 def test_no_normalized_layer_is_an_error_with_a_remedy(build):
     assert weight_norms(build()) == {}
     for function in (min_weight_norm, require_normalized):
-        with pytest.raises(
-            ValueError, match=r"Expected a model with WeightNorm.*Sequential has none.*weight_norm or a"
-        ):
+        with pytest.raises(ValueError, match=r"Expected layers with WeightNorm.*Sequential has none.*weight_norm\.$"):
             function(build())
 
 

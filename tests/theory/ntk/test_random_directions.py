@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_normtheory import empirical_ntk
 from lightning_normtheory.model.batches import SampleBatch
+from lightning_normtheory.ntk import strategies
 from lightning_normtheory.ntk.directions import Cotangents
 from lightning_normtheory.ntk.empirical import effort_for_batches
 from lightning_normtheory.ntk.result import TangentKernel
@@ -197,12 +198,19 @@ def test_a_rounding_error_below_the_sampling_error_is_not_reduced():
     assert not near(torch.stack([0.5 * base, 1.5 * base]))
 
 
-def chosen(k, most=12.0, *, samples=128, outputs="trace", train=False):
+@pytest.fixture
+def long_gradients(monkeypatch):
+    """Count the gradients of small networks as those of large ones."""
+    monkeypatch.setattr(strategies, "_SHORT", 0)
+
+
+def chosen(k, most=12.0, *, samples=128, outputs="trace", train=False, probe=512):
     model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, k)).train(train)
     batches = [SampleBatch.whole(x) for x in torch.randn(samples, 4).split(32)]
-    return effort_for_batches(model, batches, outputs=outputs, probe=512, most=most)
+    return effort_for_batches(model, batches, outputs=outputs, probe=probe, most=most)
 
 
+@pytest.mark.usefixtures("long_gradients")
 def test_exact_then_fewer_directions_then_fewer_samples():
     assert chosen(3)[:2] == (None, 128)
     assert chosen(1000)[:2] == (16, 128)
@@ -219,6 +227,17 @@ def test_cost_has_a_limit_for_any_number_of_outputs():
     assert all(chosen(k).cost <= 12.0 for k in (1, 10, 100, 1000, 10_000))
 
 
+@pytest.mark.usefixtures("long_gradients")
+def test_a_small_probe_has_short_gradients():
+    assert chosen(50, samples=8, probe=8)[:2] != (None, 8)
+    assert chosen(50, samples=8, probe=512)[:2] == (None, 8)
+
+
+def test_where_a_gradient_takes_no_time_the_kernel_is_exact():
+    assert chosen(50, samples=8, probe=8)[:2] == (None, 8)
+
+
+@pytest.mark.usefixtures("long_gradients")
 def test_samples_that_interact_take_a_pass_each():
     found = chosen(3, train=True)
     assert found.cost <= 12.0

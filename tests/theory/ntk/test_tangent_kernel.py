@@ -91,8 +91,8 @@ def test_the_portions_in_which_it_is_computed_do_not_matter(name, outputs, numbe
 def test_both_ways_to_a_gram_matrix(name, outputs, positions, monkeypatch):
     case = KERNEL_MODELS[name]
     model, (x, _) = case.make().eval(), case.data()
-    monkeypatch.setattr(gram, "_cost_of_positions", lambda *_: 0.0 if positions else 2.0)
-    monkeypatch.setattr(gram, "_cost_of_gradients", lambda *_: 1.0)
+    monkeypatch.setattr(gram, "_cost_of_positions", lambda *_, **__: 0.0 if positions else 2.0)
+    monkeypatch.setattr(gram, "_cost_of_gradients", lambda *_, **__: 1.0)
     assert_equal(empirical_ntk(model, x, outputs=outputs), dense_kernel(model, x, outputs))
 
 
