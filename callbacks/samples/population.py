@@ -117,7 +117,7 @@ def _run(source: Any, sampler: Any, loader: DataLoader, batches: float) -> list[
     if not stateless and any(map(_holds_iterator, (source, sampler, getattr(source, "sampler", None)))):
         return None
     size = len(loader.dataset)  # type: ignore[arg-type]
-    before = [] if stateless else [Snapshot(source), Snapshot(loader.dataset, arrays=False)]
+    before = [] if stateless else [Snapshot(source), Snapshot([loader.dataset], arrays=False)]
     found: dict[Any, None] = {}
     try:
         with isolated_rng():
@@ -129,7 +129,7 @@ def _run(source: Any, sampler: Any, loader: DataLoader, batches: float) -> list[
     except Exception:  # noqa: BLE001  # the batches that pass show what it gives
         return None
     finally:
-        for snapshot in before:
+        for snapshot in reversed(before):
             snapshot.restore()
     return list(found)
 

@@ -339,12 +339,13 @@ def _batch_size(loader: DataLoader) -> int:
 
 def _read(loader: DataLoader, chunks: Chunks, probe: Probe) -> Iterator[tuple[Any, int]]:
     """Read the batches at these indices, and restore the dataset (its caches, counters, generators)."""
-    before = Snapshot(loader.dataset, loader.collate_fn, arrays=False)
+    source = [loader.dataset]  # may be a large list, of which a snapshot lends a copy
+    before = Snapshot(source, loader.collate_fn, arrays=False)
     samples = 0
     batched = loader.batch_sampler is not None
     limit = sum(map(len, chunks)) if batched else probe.samples
     reader: DataLoader = DataLoader(
-        loader.dataset,
+        source[0],
         batch_sampler=chunks if batched else None,
         batch_size=1 if batched else None,
         sampler=None if batched else [chunk[0] for chunk in chunks],

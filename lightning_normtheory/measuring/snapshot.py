@@ -4,11 +4,13 @@ The user's code computes the loss. It may also count batches, collect outputs in
 statistics. A diagnostic that runs this code must undo all of that.
 """
 
-import functools
+import ctypes
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from operator import is_
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -21,15 +23,50 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
 
 from lightning_normtheory.measuring.interrupts import uninterrupted
-from lightning_normtheory.measuring.watched import Watch, containers_in_use, watchable
-from lightning_normtheory.measuring.watched_types import memcmp as _memcmp
+from lightning_normtheory.measuring.watched import (
+    Watch,
+    containers_in_use,
+    is_lent,
+    lend,
+    original_of,
+    several_watch,
+)
 
 __all__ = ["Snapshot"]
+
+try:  # five times as fast as `torch.equal` while the memory is in the processor's cache
+    _memcmp: Callable[[int, int, int], int] | None = ctypes.CDLL(None).memcmp
+    _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[union-attr]
+except (TypeError, OSError, AttributeError):  # Windows
+    _memcmp = None
 
 # Objects of these packages belong to the machinery around the model (trainer, loggers, optimizers), whose state no
 # forward pass changes; walking into them would copy half the program. Exceptions: modules, datasets and samplers.
 _MACHINERY = frozenset({"torch", "pytorch_lightning", "lightning", "lightning_fabric", "wandb", "numpy", "builtins"})
 _ATOMS = (str, bytes, int, float, complex, type(None))
+
+
+class _Place:
+    """A place that refers to an object: a value in a dict, an entry of a list or deque, a slot, a closure's cell.
+
+    Args:
+        saved: what a snapshot restores in this place and others.
+        index: of this place in ``saved``.
+        now: returns what is in the place.
+        write: puts an object into it.
+    """
+
+    def __init__(self, saved: list[Any], index: int, now: Callable[[], Any], write: Callable[[Any], object]) -> None:
+        self.before = self.original = saved[index]
+        self.now = now
+        self._saved, self._index, self._write = saved, index, write
+
+    def replace(self, old: Any, new: Any) -> None:
+        """Put ``new`` into what is saved, and into the place if ``old`` is there."""
+        self._saved[self._index] = new
+        with suppress(IndexError, AttributeError, ValueError):  # a step has removed the place
+            if self.now() is old:
+                self._write(new)
 
 
 class Snapshot:
@@ -59,36 +96,75 @@ class Snapshot:
         self._changed: list[Tensor] = []
         # Keeps the objects alive, so that each id stays that of one object.
         self._seen: dict[int, Any] = {}
-        self._watches: dict[int, Watch] = {}
-        self._in_full: set[int] = set()
+        self._watches: list[Watch] = []
+        self._copies: dict[int, Any] = {}  # of large containers, by the id of the original
+        self._found: list[_Place] = []  # places of large containers, in the walk that is going on
+        self._lent: list[_Place] = []  # the same in which a copy is now
         try:
-            for root in roots:
-                self._walk(root)
+            self._walk(*roots)
         except BaseException:
             self.close()
             raise
 
-    def _walk(self, root: Any) -> None:
+    def _walk(self, *roots: Any) -> None:
         # An explicit stack: user objects may be nested deeper than python's recursion limit.
-        stack: list[Any] = [root]
+        stack: list[Any] = list(roots)
         while stack:
             value = stack.pop()
             if not isinstance(value, _ATOMS) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 stack.extend(self._remember(value))
+        if self._found:
+            with uninterrupted():  # or nobody would take a copy back
+                self._lend()
+
+    def _lend(self) -> None:
+        """Put copies in place of large containers, unless one is also where it cannot be replaced."""
+        found, self._found = self._found, []
+        for place in found:
+            original = place.original
+            if id(original) in self._seen and place.before is original:
+                continue
+            if id(original) not in self._copies:
+                self._copies[id(original)] = copy = lend(original)
+                if id(copy) not in self._seen:
+                    self._watch(copy)
+                    self._seen[id(copy)] = copy
+            self._lent.append(place)
+            place.replace(original, self._copies[id(original)])
+
+    def _watch(self, container: Any) -> None:
+        self._watches.append(Watch(container, self._walk))
+
+    def _take_back(self) -> None:
+        """Put large containers back in place of their copies."""
+        while self._lent:
+            place = self._lent.pop()
+            copy = self._copies[id(place.original)]
+            # A copy that was there before stays, unless the snapshot that has lent it is closed already.
+            if place.before is not copy or not several_watch(copy):
+                place.replace(copy, place.original)
 
     def restore(self) -> list[Tensor]:
-        """Restore everything as `reset` does, for the last time: no longer watch large containers."""
+        """Restore everything as `reset` does, for the last time: large containers are back in their places."""
+        restored = False
         try:
-            return self.reset()
+            with uninterrupted():
+                self._take_back()
+                changed = self.reset()
+                restored = True
+            return changed
         finally:
-            self.close()
+            self.close(restored=restored)
 
-    def close(self) -> None:
-        """No longer watch large containers."""
+    def close(self, *, restored: bool = False) -> None:
+        """Put large containers back in their places, and restore nothing else."""
         with uninterrupted():
+            self._take_back()
+            while self._copies:
+                self._seen.pop(id(self._copies.popitem()[1]), None)
             while self._watches:
-                self._watches.popitem()[1].close()
+                self._watches.pop().close(restored=restored)
 
     __del__ = close
 
@@ -103,7 +179,7 @@ class Snapshot:
         errors = []
         self._changed = []
         with uninterrupted():
-            for undo in [watch.restore for watch in self._watches.values()] + self._undo:
+            for undo in [watch.restore for watch in self._watches] + self._undo:
                 try:
                     undo()
                 except Exception as error:  # noqa: BLE001  # raised below
@@ -119,9 +195,9 @@ class Snapshot:
             return ()
         if self._remember_generator(value) or self._remember_ndarray(value):
             return ()
-        if watchable(value) and id(value) not in self._in_full:
+        if is_lent(value):
             with uninterrupted():  # or nobody would end it
-                self._watches[id(value)] = Watch(value, self._walk)
+                self._watch(value)
             return ()
         inside: list[Any] = []
         if isinstance(value, dict):
@@ -133,17 +209,20 @@ class Snapshot:
         if _is_users_object(value, datasets=not self._arrays):
             inside += self._remember_attributes(value)
         if not isinstance(value, (nn.Module, dict, list, deque, set, tuple, frozenset)):
-            for container in containers_in_use(value):
-                inside += self._all_of(container)
+            inside += containers_in_use(value)
         return inside
 
-    def _all_of(self, container: Any) -> list[Any]:
-        """Return the container, to be walked through whatever its size."""
-        self._in_full.add(id(container))
-        if id(container) in self._watches:
-            self._watches.pop(id(container)).close()
-            del self._seen[id(container)]
-        return [container]
+    def _without_large(self, saved: list[Any], place: Callable[[int], "_Place"]) -> list[Any]:
+        """Note the places of large containers, in which copies can be, and return what is in the others."""
+        inside = []
+        for i, value in enumerate(saved):
+            original = original_of(value)
+            if original is not None and (found := place(i)).now() is value:
+                found.original = original
+                self._found.append(found)
+            else:
+                inside.append(value)
+        return inside
 
     def _remember_tensor(self, tensor: Tensor) -> None:
         if is_lazy(tensor) or tensor.is_meta:
@@ -179,7 +258,11 @@ class Snapshot:
                     value[key] = item
 
         self._undo.append(undo)
-        return items
+
+        def place(i: int) -> _Place:
+            return _Place(items, i, partial(dict.get, value, keys[i]), partial(dict.__setitem__, value, keys[i]))
+
+        return self._without_large(items, place)
 
     def _remember_collection(self, value: Any) -> Iterable[Any]:
         saved = list(value)
@@ -190,27 +273,38 @@ class Snapshot:
                 (value.update if isinstance(value, set) else value.extend)(saved)
 
         self._undo.append(undo)
-        return saved
+        kind: Any = list if isinstance(value, list) else deque
+
+        def place(i: int) -> _Place:
+            return _Place(saved, i, partial(kind.__getitem__, value, i), partial(kind.__setitem__, value, i))
+
+        return self._without_large(saved, place)
 
     def _remember_attributes(self, value: Any) -> Iterator[Any]:
         """The objects that an object, a function or a method refers to."""
         if isinstance(value, MethodType):
             yield from (value.__self__, value.__func__)
             return
-        if isinstance(value, functools.partial):
+        if isinstance(value, partial):
             yield from (value.func, value.args, value.keywords)
         if isinstance(value, FunctionType):
             yield from (value.__closure__, value.__defaults__, value.__kwdefaults__)
         if type(getattr(value, "__dict__", None)) is dict:
-            yield from self._all_of(vars(value))
+            yield vars(value)
             if isinstance(value, nn.Module):
-                for names in (value._parameters, value._buffers, value._modules):
-                    yield from self._all_of(names)
-        for name in _slots(value):
-            if hasattr(value, name):
-                saved = getattr(value, name)
-                self._undo.append(functools.partial(object.__setattr__, value, name, saved))
-                yield saved
+                yield from (value._parameters, value._buffers, value._modules)
+        names = [name for name in _slots(value) if hasattr(value, name)]
+        saved = [getattr(value, name) for name in names]
+
+        def undo(i: int) -> None:
+            object.__setattr__(value, names[i], saved[i])
+
+        self._undo += [partial(undo, i) for i in range(len(names))]
+
+        def place(i: int) -> _Place:
+            return _Place(saved, i, partial(getattr, value, names[i]), partial(object.__setattr__, value, names[i]))
+
+        yield from self._without_large(saved, place)
 
     def _remember_generator(self, value: Any) -> bool:
         numpy_random = sys.modules.get("numpy.random")
@@ -275,11 +369,12 @@ def _slots(value: Any) -> list[str]:
 
 
 def _is_users_object(value: Any, datasets: bool) -> bool:
-    if isinstance(value, (nn.Module, Sampler, LRScheduler, GradScaler, MethodType, CellType, functools.partial)):
+    if isinstance(value, (nn.Module, Sampler, LRScheduler, GradScaler, MethodType, CellType, partial)):
         return True
     if isinstance(value, Dataset):
         return datasets
-    if isinstance(value, (type, ModuleType)):
+    # A snapshot that is open has the originals of which copies are lent.
+    if isinstance(value, (type, ModuleType, Snapshot)):
         return False
     if isinstance(value, FunctionType):
         return (value.__module__ or "").split(".")[0] not in _MACHINERY

@@ -1,56 +1,99 @@
 """Watch large containers: know which entries are taken out of them, and undo what is done to them.
 
 A replay buffer may hold a million transitions, of which a step reads a few dozen. To remember all of them costs a
-hundred times what the step costs. So a large list, deque or dict becomes, as long as it is watched, an object of a
-subclass that reports each entry which it hands out; only these are remembered. The object stays the same, only its type
-changes.
+hundred times what the step costs. So as long as a snapshot is open, a copy of a large list, deque or dict is in its
+place, of a subclass that reports each entry which it hands out; only these are remembered. The original is not touched.
 """
 
 import gc
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
+from operator import is_
 from types import BuiltinMethodType
 from typing import Any
 from weakref import WeakMethod
 
 from torch import Tensor
 
-from lightning_normtheory.measuring.watched_types import (
-    ATOMS,
-    SUBCLASS,
-    EntriesOf,
-    Watched,
-    set_type,
-    watched,
-)
+from lightning_normtheory.measuring.watched_types import ATOMS, SUBCLASS, Watched, watched
 
-__all__ = ["MANY", "Watch", "containers_in_use", "shared_copies", "watchable"]
+__all__ = [
+    "MANY",
+    "Watch",
+    "containers_in_use",
+    "is_lent",
+    "lend",
+    "original_of",
+    "several_watch",
+    "shared_copies",
+]
 
 # Smaller containers are walked through.
 MANY = 1000
-_KINDS = frozenset({*SUBCLASS, *SUBCLASS.values()})
+_LENT = frozenset(SUBCLASS.values())
+_KINDS = _LENT | frozenset(SUBCLASS)
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+_copies: dict[int, tuple[Any, Any]] | None = None  # containers with copies that are not lent now
+
+
+@contextmanager
+def shared_copies() -> Iterator[None]:
+    """Inside, keep the copies of large containers for the snapshots that follow."""
+    global _copies
+    outer, _copies = _copies, {} if _copies is None else _copies
+    try:
+        yield
+    finally:
+        _copies = outer
+
+
+def lend(original: Any) -> Any:
+    """Return a copy of a large container that can be watched; the same one to all snapshots that are open."""
+    for state in watched.copy().values():
+        if state.original is original:
+            return state.container
+    _, copy = (_copies or {}).pop(id(original), (None, None))
+    if copy is None or _ends(copy) != _ends(original):
+        new = SUBCLASS[type(original)]
+        copy = new(original, original.maxlen) if isinstance(original, deque) else new(original)
+    watched[id(copy)] = Watched(copy, original)
+    return copy
+
+
+def _ends(container: Any) -> tuple[int, ...]:
+    """What shows, without reading all entries, that another thread has changed a container since it was copied."""
+    base: Any = next(each for each in SUBCLASS if isinstance(container, each))
+    first, last = next(base.__iter__(container), None), next(base.__reversed__(container), None)
+    return len(container), id(first), id(last)
+
+
+# -- watching --------------------------------------------------------------------------------------------------------
 
 
 class Watch:
-    """Watch ``container`` for a snapshot that begins now.
+    """Watch a container for a snapshot that begins now.
 
     Args:
-        container: see `watchable`.
+        container: see `is_lent`.
         read: a method, called with each entry before the program gets it. It is not kept alive.
     """
 
     def __init__(self, container: Any, read: Callable[[Any], object]) -> None:
         self._read = WeakMethod(read)
-        self._saved = _ListState(container) if isinstance(container, list) else None
-        self._state = state = watched.get(id(container)) or Watched(container)
+        self._state = state = watched.setdefault(id(container), Watched(container))
+        # heapq changes a list without its methods.
+        self._entries: list | None = None
+        if isinstance(container, list) and container and _ordered(list.__getitem__(container, 0)):
+            same = state.original is not None and (not state.readers or _same(container, state.original))
+            self._entries = state.original if same else list.copy(container)
         self._position = len(state.undo)
         state.new.clear()
         state.complete = False
         state.readers.append(self._read)
-        if id(container) not in watched:
-            watched[id(container)] = state
-            # One that the program made of a watched one's type has it already.
-            set_type(container, SUBCLASS.get(type(container), type(container)))
 
     def restore(self) -> None:
         """Put the entries back, in their order."""
@@ -60,35 +103,65 @@ class Watch:
         while len(state.undo) > self._position:
             function, *arguments = state.undo.pop()
             function(state.container, *arguments)
-        if self._saved is not None:
-            self._saved.restore(state.container)
+        if self._entries is not None and not _same(state.container, self._entries):
+            list.__setitem__(state.container, slice(None), self._entries)
 
-    def close(self) -> None:
-        """Watch no longer."""
+    def close(self, *, restored: bool) -> None:
+        """Watch no longer; a copy that is as it was lent can be lent again."""
         state = self._state
         others = [each for each in state.readers if each is not self._read]
         if len(others) < len(state.readers):
             state.readers = others
             if not others:
                 watched.pop(id(state.container), None)
-                set_type(state.container, type(state.container).__mro__[1])
+                if restored and not state.undo and state.original is not None and _copies is not None:
+                    _copies[id(state.original)] = state.original, state.container
 
 
-def watchable(value: Any) -> bool:
-    """Whether ``value`` is a list, a deque or a dict of many entries, and no list of tensors and no heap.
+def _ordered(entry: Any) -> bool:
+    """Whether such an entry may be smaller than another one, as heapq needs it. Arrays of several numbers are not."""
+    first = entry
+    while isinstance(first, (tuple, list)) and first:
+        first = first[0]
+    if isinstance(first, Tensor) or type(first).__module__ == "numpy":
+        return prod(getattr(first, "shape", ())) == 1
+    return not isinstance(entry, dict) and type(entry).__lt__ is not vars(object)["__lt__"]
 
-    Operators such as ``torch._foreach_add_`` write into all tensors of a list, and read it without its methods; heapq
-    takes entries out of it.
+
+def _same(value: list, entries: list) -> bool:
+    return len(value) == len(entries) and all(map(is_, list.__iter__(value), entries))
+
+
+def is_lent(value: Any) -> bool:
+    """Whether ``value`` is a copy that another snapshot has lent, or of its type."""
+    return type(value) in _LENT
+
+
+def several_watch(copy: Any) -> bool:
+    """Whether several snapshots watch a copy."""
+    return id(copy) in watched and len(watched[id(copy)].readers) > 1
+
+
+def original_of(value: Any) -> Any:
+    """Return the container of which ``value`` is a copy that is lent now, or itself if a copy can be lent, or ``None``.
+
+    Copies are lent of lists, deques and dicts of many entries, but not of lists of tensors and not of heaps: operators
+    such as ``torch._foreach_add_`` write into all tensors of a list, and read it without its methods; heapq takes
+    entries out of it.
     """
-    if type(value) not in _KINDS or len(value) < MANY:
-        return False
-    return not isinstance(value, list) or not (isinstance(list.__getitem__(value, 0), Tensor) or _may_be_heap(value))
+    if type(value) in _LENT:
+        return watched[id(value)].original if id(value) in watched else None
+    if type(value) not in SUBCLASS or len(value) < MANY:
+        return None
+    if isinstance(value, list) and (isinstance(value[0], Tensor) or _may_be_heap(value)):
+        return None
+    return value
 
 
 def _may_be_heap(value: list) -> bool:
     """Whether the first entries are ordered as in a heap, and can be written to."""
-    first = list.__getitem__(value, slice(MANY))
-    if type(first[0]) in ATOMS:
+    first = value[:MANY]
+    if all(type(each) in ATOMS for each in (first[0] if type(first[0]) is tuple else first[:1])):
         return False
     try:
         return not any(first[i] < first[(i - 1) // 2] for i in range(1, len(first)))
@@ -110,57 +183,3 @@ def containers_in_use(value: Any) -> Iterator[Any]:
 
 
 _USERS: tuple[type, ...] = (BuiltinMethodType, type({}.values()), type({}.items()))
-
-
-# -- lists -----------------------------------------------------------------------------------------------------------
-# C code such as heapq changes a list without its methods, so that a copy must be kept: 50 ms for a million entries,
-# since each entry's reference count changes.
-
-_copies: dict[int, tuple[list, list]] | None = None  # lists with their copies
-
-
-@contextmanager
-def shared_copies() -> Iterator[None]:
-    """Inside, keep the copies of large lists for the snapshots that follow."""
-    global _copies
-    outer, _copies = _copies, {} if _copies is None else _copies
-    try:
-        yield
-    finally:
-        _copies = outer
-
-
-class _ListState:
-    """The entries of a list now: those of a copy, but for some."""
-
-    def __init__(self, value: list) -> None:
-        _, self.copy = known = (_copies or {}).get(id(value)) or (value, list.copy(value))
-        if _copies is not None:
-            _copies[id(value)] = known
-        self._length = min(len(value), len(self.copy))
-        self._others = {i: list.__getitem__(value, i) for i in _differences(value, self.copy)}
-        self._tail = list.__getitem__(value, slice(self._length, None))
-
-    def restore(self, value: list) -> None:
-        if len(value) < self._length:
-            list.extend(value, self.copy[len(value) : self._length])
-        for i in {*_differences(value, self.copy), *self._others}:
-            if i < self._length:
-                list.__setitem__(value, i, self._others.get(i, self.copy[i]))
-        if self._tail or len(value) > self._length:
-            list.__setitem__(value, slice(self._length, None), self._tail)
-
-
-def _differences(value: list, copy: list) -> list[int]:
-    """The positions, as far as both lists go, at which they hold different objects."""
-    return list(_unequal(EntriesOf(value), EntriesOf(copy), 0, min(len(value), len(copy))))
-
-
-def _unequal(value: EntriesOf, copy: EntriesOf, start: int, stop: int) -> Iterator[int]:
-    if start < stop and not value.equal(copy, start, stop):
-        middle = (start + stop) // 2
-        if middle == start:
-            yield start
-        else:
-            yield from _unequal(value, copy, start, middle)
-            yield from _unequal(value, copy, middle, stop)

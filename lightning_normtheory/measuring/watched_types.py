@@ -5,39 +5,25 @@ dicts of exactly these types, not with those of a subclass. The exceptions are h
 heaps and lists of tensors are not watched.
 """
 
-import ctypes
 import os
-import sys
-import sysconfig
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
-from operator import add, attrgetter, mul, sub
 from typing import Any
 from weakref import WeakMethod
 
 from torch.utils._pytree import register_pytree_node
 
-__all__ = ["ATOMS", "SUBCLASS", "EntriesOf", "Watched", "memcmp", "set_type", "watched"]
+__all__ = ["ATOMS", "SUBCLASS", "Watched", "watched"]
 
 ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
-_POINTER = ctypes.sizeof(ctypes.c_void_p)
-
-try:  # five times as fast as `torch.equal` while the memory is in the processor's cache
-    memcmp: Callable[[int, int, int], int] | None = ctypes.CDLL(None).memcmp
-    memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[union-attr]
-except (TypeError, OSError, AttributeError):  # Windows
-    memcmp = None
-else:
-    _memcmp_locked = ctypes.PyDLL(None).memcmp  # keeps the interpreter's lock
-    _memcmp_locked.argtypes = memcmp.argtypes  # type: ignore[union-attr]
-_now = attrgetter("value")
 
 
 class Watched:
     """A container that is watched by one or more snapshots, of which each began inside the one before."""
 
-    def __init__(self, container: Any) -> None:
+    def __init__(self, container: Any, original: Any = None) -> None:
         self.container = container
+        self.original = original  # of which the container is a copy
         self.readers: list[WeakMethod] = []  # one of each snapshot, called with entries
         self.undo: list[tuple[Any, ...]] = []  # functions with arguments, the last one first
         self.new: dict[int, Any] = {}  # entries that were put in since the last snapshot or restore
@@ -131,20 +117,61 @@ def _list_getitem(self: list, index: Any) -> Any:
 
 
 def _list_setitem(self: list, index: Any, value: Any) -> None:
-    if not isinstance(index, slice):
+    if isinstance(index, slice):
+        _changed_slice(self, index, value)
+    else:
+        _undo_by(self, list.__setitem__, index, list.__getitem__(self, index))
         _put(self, value)
-    list.__setitem__(self, index, value)
+        list.__setitem__(self, index, value)
+
+
+def _list_delitem(self: list, index: Any) -> None:
+    if isinstance(index, slice):
+        _deleted_slice(self, index)
+    else:
+        _list_take(self, index)
+
+
+def _list_take(self: list, index: Any = -1) -> Any:
+    position = range(len(self))[index] if self else 0
+    value = list.pop(self, index)
+    _undo_by(self, list.insert, position, value)
+    return value
+
+
+def _list_pop(self: list, index: Any = -1) -> Any:
+    return _read(self, _list_take(self, index))
 
 
 def _list_append(self: list, value: Any) -> None:
+    _undo_by(self, list.pop)
     _put(self, value)
     list.append(self, value)
+
+
+def _list_extend(self: list, values: Iterable[Any]) -> None:
+    _undo_by(self, list.__delitem__, slice(len(self), None))
+    list.extend(self, values)
+
+
+def _list_iadd(self: list, values: Iterable[Any]) -> list:
+    _list_extend(self, values)
+    return self
+
+
+def _list_insert(self: list, index: Any, value: Any) -> None:
+    _undo_by(self, list.pop, slice(index, None).indices(len(self))[0])
+    _put(self, value)
+    list.insert(self, index, value)
 
 
 def _list_sort(self: list, *, key: Any = None, reverse: bool = False) -> None:
     if key is not None:
         deque(self, maxlen=0)  # the key function gets all entries
-    list.sort(self, key=key, reverse=reverse)
+    _sorted(self, key=key, reverse=reverse)
+
+
+_changed_slice, _deleted_slice, _sorted = (_changes_all(list, name) for name in ("__setitem__", "__delitem__", "sort"))
 
 
 _List = _subclass(
@@ -152,14 +179,19 @@ _List = _subclass(
     {
         "__getitem__": _list_getitem,
         "__setitem__": _list_setitem,
+        "__delitem__": _list_delitem,
         "append": _list_append,
+        "extend": _list_extend,
+        "__iadd__": _list_iadd,
+        "insert": _list_insert,
         "sort": _list_sort,
-        "pop": _hands_out(list, "pop"),
+        "pop": _list_pop,
         "copy": lambda self: list(iter(self)),
         "__radd__": lambda self, other: other + list(iter(self)),
         "__reduce_ex__": lambda self, protocol: (list, (), None, iter(self)),
         **{name: _iterates(list, name) for name in ("__iter__", "__reversed__")},
         **{name: _on_a_copy(list, name) for name in ("__add__", "__mul__", "__rmul__")},
+        **{name: _changes_all(list, name) for name in ("__imul__", "clear", "remove", "reverse")},
     },
 )
 
@@ -326,56 +358,4 @@ register_pytree_node(_Deque, lambda x: (list(x), x.maxlen), lambda values, maxle
 register_pytree_node(_Dict, lambda x: (list(x.values()), list(x)), lambda values, keys: dict(zip(keys, values)))
 
 
-# -- the layout of objects -------------------------------------------------------------------------------------------
-
-
-def set_type(value: Any, new: type) -> None:
-    """Change the type of an object to one of the same layout, which python allows for classes of its own language only.
-
-    An object of a class that was made at run time holds a reference to it.
-    """
-    if type(value) is new:
-        return
-    old, place = type(value), ctypes.c_void_p.from_address(id(value) + object.__basicsize__ - _POINTER)
-    if issubclass(new, old):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(new))
-    place.value = id(new)
-    if not issubclass(new, old):
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(old))
-
-
-class EntriesOf:
-    """The memory in which a list keeps the addresses of its entries."""
-
-    def __init__(self, value: list) -> None:
-        self.value = value  # keeps it alive
-        self.size = ctypes.c_ssize_t.from_address(id(value) + object.__basicsize__)
-        self.address = ctypes.c_size_t.from_address(id(value) + object.__basicsize__ + _POINTER)
-
-    def equal(self, other: "EntriesOf", start: int, stop: int) -> bool:
-        """Whether the entries from ``start`` to ``stop`` are the same objects as those of a list that nobody changes.
-
-        Another thread may change this one, and its memory may move. So one expression reads the address and the size
-        and compares, in functions of C that keep the interpreter's lock: no other thread runs in between.
-        """
-        begin, end = _POINTER * start, _POINTER * stop
-        lengths = map(max, map(sub, map(min, map(mul, map(_now, [self.size]), [_POINTER]), [end]), [begin]), [0])
-        addresses = map(add, map(_now, [self.address]), [begin])
-        return next(map(_memcmp_locked, addresses, [other.address.value + begin], lengths)) == 0
-
-
-def _same_layout(base: Any, new: Any) -> bool:
-    """Whether objects of both types are laid out as `set_type` and `EntriesOf` expect."""
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return False
-    example, holder = base(), [base]
-    address = id(example) + object.__basicsize__ - _POINTER
-    same = all(getattr(base, name) == getattr(new, name) for name in ("__basicsize__", "__itemsize__"))
-    if not same or memcmp is None or ctypes.c_void_p.from_address(address).value != id(base):
-        return False
-    return base is not list or ctypes.c_size_t.from_address(EntriesOf(holder).address.value).value == id(base)
-
-
-SUBCLASS: dict[type, type] = {
-    base: new for base, new in ((list, _List), (deque, _Deque), (dict, _Dict)) if _same_layout(base, new)
-}
+SUBCLASS: dict[type, type] = {list: _List, deque: _Deque, dict: _Dict}
