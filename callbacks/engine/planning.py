@@ -106,7 +106,7 @@ class PlanningCallback(GuardedCallback):
         own = sum(batch.samples for batch in function.batches if batch.counts)
         validated = self._validation_probe is not None and measurement.trainer.enable_validation
         sizes = Sizes(
-            probe=max(own, share) if self.probe.collecting else own,
+            probe=max(own, share if self.probe.collecting else 1),  # a process may have no samples of its own
             batch=function.batches[0].samples,
             outputs=0 if found.outputs_problem else max(found.outputs, 1),
             parameters=sum(p.numel() for p in function.theta.values()),

@@ -28,11 +28,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def saved_bytes() -> Iterator[dict[int, int]]:
-    """Count the memory that graphs keep for their backward passes.
+    """Count the memory that graphs keep for their backward passes. After the block, the graphs cannot be used.
 
     Yields:
-        The bytes of each storage that is saved inside, by address; complete while the graphs exist. Parameters that
-        are saved count, too.
+        The bytes of each storage that is saved inside, by address. Parameters that are saved count, too.
 
     Example:
         >>> x = torch.ones(10, requires_grad=True)
@@ -42,12 +41,18 @@ def saved_bytes() -> Iterator[dict[int, int]]:
         [40, 40]
     """
     saved: dict[int, int] = {}
+    boxes: list[list[Tensor]] = []
 
-    def note(tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> list[Tensor]:
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        boxes.append([tensor])
+        return boxes[-1]
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        yield saved
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box[0]):
+            yield saved
+    finally:
+        for box in boxes:  # an operation that saves its own output would never be freed
+            box.clear()

@@ -76,7 +76,7 @@ CASES: dict[str, Callable[[Path], Outcome]] = {
     "SIGINT while measuring": INTERRUPT,
     "SIGTERM while measuring": TERMINATE,
     **{
-        f"{name}, {delay} s after a measurement began": partial(case, sleep=0.02, delay=delay)
+        f"{name}, {delay} s after a measurement began": partial(case, sleep=0.06, delay=delay)
         for name, case in (("SIGINT", INTERRUPT), ("SIGTERM", TERMINATE))
         for delay in (0.03, 0.1, 0.3, 0.6, 1.0)
     },
