@@ -9,7 +9,6 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from operator import is_
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -24,6 +23,7 @@ from torch.utils.data import Dataset, Sampler
 
 from lightning_normtheory.measuring.interrupts import uninterrupted
 from lightning_normtheory.measuring.watched import (
+    Place,
     Watch,
     containers_in_use,
     is_lent,
@@ -44,29 +44,6 @@ except (TypeError, OSError, AttributeError):  # Windows
 # forward pass changes; walking into them would copy half the program. Exceptions: modules, datasets and samplers.
 _MACHINERY = frozenset({"torch", "pytorch_lightning", "lightning", "lightning_fabric", "wandb", "numpy", "builtins"})
 _ATOMS = (str, bytes, int, float, complex, type(None))
-
-
-class _Place:
-    """A place that refers to an object: a value in a dict, an entry of a list or deque, a slot, a closure's cell.
-
-    Args:
-        saved: what a snapshot restores in this place and others.
-        index: of this place in ``saved``.
-        now: returns what is in the place.
-        write: puts an object into it.
-    """
-
-    def __init__(self, saved: list[Any], index: int, now: Callable[[], Any], write: Callable[[Any], object]) -> None:
-        self.before = self.original = saved[index]
-        self.now = now
-        self._saved, self._index, self._write = saved, index, write
-
-    def replace(self, old: Any, new: Any) -> None:
-        """Put ``new`` into what is saved, and into the place if ``old`` is there."""
-        self._saved[self._index] = new
-        with suppress(IndexError, AttributeError, ValueError):  # a step has removed the place
-            if self.now() is old:
-                self._write(new)
 
 
 class Snapshot:
@@ -98,8 +75,8 @@ class Snapshot:
         self._seen: dict[int, Any] = {}
         self._watches: list[Watch] = []
         self._copies: dict[int, Any] = {}  # of large containers, by the id of the original
-        self._found: list[_Place] = []  # places of large containers, in the walk that is going on
-        self._lent: list[_Place] = []  # the same in which a copy is now
+        self._found: list[Place] = []  # places of large containers, in the walk that is going on
+        self._lent: list[Place] = []  # the same in which a copy is now
         try:
             self._walk(*roots)
         except BaseException:
@@ -212,7 +189,7 @@ class Snapshot:
             inside += containers_in_use(value)
         return inside
 
-    def _without_large(self, saved: list[Any], place: Callable[[int], "_Place"]) -> list[Any]:
+    def _without_large(self, saved: list[Any], place: Callable[[int], "Place"]) -> list[Any]:
         """Note the places of large containers, in which copies can be, and return what is in the others."""
         inside = []
         for i, value in enumerate(saved):
@@ -259,8 +236,8 @@ class Snapshot:
 
         self._undo.append(undo)
 
-        def place(i: int) -> _Place:
-            return _Place(items, i, partial(dict.get, value, keys[i]), partial(dict.__setitem__, value, keys[i]))
+        def place(i: int) -> Place:
+            return Place(items, i, partial(dict.get, value, keys[i]), partial(dict.__setitem__, value, keys[i]))
 
         return self._without_large(items, place)
 
@@ -275,8 +252,8 @@ class Snapshot:
         self._undo.append(undo)
         kind: Any = list if isinstance(value, list) else deque
 
-        def place(i: int) -> _Place:
-            return _Place(saved, i, partial(kind.__getitem__, value, i), partial(kind.__setitem__, value, i))
+        def place(i: int) -> Place:
+            return Place(saved, i, partial(kind.__getitem__, value, i), partial(kind.__setitem__, value, i))
 
         return self._without_large(saved, place)
 
@@ -301,8 +278,8 @@ class Snapshot:
 
         self._undo += [partial(undo, i) for i in range(len(names))]
 
-        def place(i: int) -> _Place:
-            return _Place(saved, i, partial(getattr, value, names[i]), partial(object.__setattr__, value, names[i]))
+        def place(i: int) -> Place:
+            return Place(saved, i, partial(getattr, value, names[i]), partial(object.__setattr__, value, names[i]))
 
         yield from self._without_large(saved, place)
 

@@ -8,7 +8,7 @@ place, of a subclass that reports each entry which it hands out; only these are 
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from operator import is_
 from types import BuiltinMethodType
@@ -21,6 +21,7 @@ from lightning_normtheory.measuring.watched_types import ATOMS, SUBCLASS, Watche
 
 __all__ = [
     "MANY",
+    "Place",
     "Watch",
     "containers_in_use",
     "is_lent",
@@ -140,6 +141,29 @@ def is_lent(value: Any) -> bool:
 def several_watch(copy: Any) -> bool:
     """Whether several snapshots watch a copy."""
     return id(copy) in watched and len(watched[id(copy)].readers) > 1
+
+
+class Place:
+    """A place that refers to an object: a value in a dict, an entry of a list or deque, a slot, a closure's cell.
+
+    Args:
+        saved: what a snapshot restores in this place and others.
+        index: of this place in ``saved``.
+        now: returns what is in the place.
+        write: puts an object into it.
+    """
+
+    def __init__(self, saved: list[Any], index: int, now: Callable[[], Any], write: Callable[[Any], object]) -> None:
+        self.before = self.original = saved[index]
+        self.now = now
+        self._saved, self._index, self._write = saved, index, write
+
+    def replace(self, old: Any, new: Any) -> None:
+        """Put ``new`` into what is saved, and into the place if ``old`` is there."""
+        self._saved[self._index] = new
+        with suppress(IndexError, AttributeError, ValueError):  # a step has removed the place
+            if self.now() is old:
+                self._write(new)
 
 
 def original_of(value: Any) -> Any:
