@@ -1,0 +1,38 @@
+"""Find out where float64 exists: not every device has it."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+__all__ = ["device_for_float64", "to_float64"]
+
+
+@cache
+def _has_float64(device_type: str) -> bool:
+    try:
+        torch.empty(0, dtype=torch.float64, device=device_type)
+    except (TypeError, RuntimeError):  # Apple's GPUs raise the first
+        return False
+    return True
+
+
+def device_for_float64(device: torch.device | str) -> torch.device:
+    """Return the device itself, or the CPU if it has no float64.
+
+    Example:
+        >>> device_for_float64("cpu")
+        device(type='cpu')
+    """
+    device = torch.device(device)
+    return device if _has_float64(device.type) else torch.device("cpu")
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    """Convert a tensor to float64, on its own device or, if that has no float64, on the CPU.
+
+    Example:
+        >>> to_float64(torch.ones(2))
+        tensor([1., 1.], dtype=torch.float64)
+    """
+    return tensor.to(device_for_float64(tensor.device)).to(torch.float64)
