@@ -20,7 +20,7 @@ from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.callbacks.measurement.trial import example_of, explore
-from lightning_normtheory.callbacks.output.messages import hide_own_warnings
+from lightning_normtheory.callbacks.output.messages import hide_own_warnings, is_trial_run, note
 from lightning_normtheory.callbacks.samples.batch_contents import count_samples, describe
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 from lightning_normtheory.callbacks.step.findings import Findings
@@ -65,7 +65,7 @@ class FitCallback(PlanningCallback):
         if stage != "fit":
             return  # a checkpoint saved after `validate` must hold the state of the fit
         check_strategy(trainer, type(self).__name__)
-        hide_own_warnings(bool(getattr(trainer, "fast_dev_run", False)))  # the table at the end has the reasons
+        hide_own_warnings(is_trial_run(trainer))  # the table at the end has the reasons
         # Keep nothing of an earlier fit; a checkpoint is loaded after this hook.
         self._fit = FitState()
         self._facts = KnownFacts()
@@ -108,12 +108,12 @@ class FitCallback(PlanningCallback):
                 self.probe.prepare(trainer)
         if self._lacks_samples:
             message = f"the {self.probe.samples} samples of the probe are copied from the first batches"
-            self._inform(trainer, f"{self.prefix}: {message}; measuring begins when they are complete.")
+            note(trainer, f"{self.prefix}: {message}; measuring begins when they are complete.")
         self._find_validation_data(trainer)
 
     def _choose_schedule(self, trainer: Trainer) -> None:
         """Measure by steps where no epoch is known to end, unless the user has said what to do."""
-        if getattr(trainer, "fast_dev_run", False):  # try everything once
+        if is_trial_run(trainer):  # try everything once
             self._schedule = Schedule(1, self._schedule.axis)
         elif self.every_n_steps is not None and self.every_n_steps > steps_of_run(trainer):
             rank_zero_warn(
@@ -124,7 +124,7 @@ class FitCallback(PlanningCallback):
         if found is not None:
             self._schedule, reason = found
             message = f"{self.prefix}: measuring {self._schedule.text}, since {reason}. every_n_steps= sets it."
-            self._inform(trainer, message)
+            note(trainer, message)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._budget.train()
@@ -170,7 +170,7 @@ class FitCallback(PlanningCallback):
         ]
         if found.predictor:
             beside = f" The loss also uses {join_names(found.beside)}, which f does not." if found.beside else ""
-            self._inform(function.trainer, f"{self.prefix}: the predictor f is {found.predictor}.{beside}")
+            note(function.trainer, f"{self.prefix}: the predictor f is {found.predictor}.{beside}")
         if missing:
             data = function.batches[0].data
             example = example_of(function.model, data, loss=no_loss, predict=no_outputs)

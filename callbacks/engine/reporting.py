@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_normtheory.callbacks.engine.checks import refuse_unknown_arguments
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
@@ -91,12 +91,6 @@ class ReportingCallback(HostCallback):
             wandb.describe(trainer, {**self.settings(), **used})
         except Exception as error:  # noqa: BLE001  # of W&B's client
             self._warn_of(f"Could not send the metric definitions or settings of {self.prefix} to W&B", error)
-
-    @staticmethod
-    def _inform(trainer: Trainer, text: str) -> None:
-        """Write to Lightning's log; not in a ``fast_dev_run``."""
-        if not getattr(trainer, "fast_dev_run", False):
-            rank_zero_info(text)
 
     def _warn_once(self, key: str, message: str, warn: Callable[[str], None] = rank_zero_warn) -> None:
         if key not in self._fit.warned:

@@ -10,14 +10,25 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_normtheory.callbacks.output.progress_bar import bar_kind
 
-__all__ = ["hide_own_warnings", "say", "show", "warn"]
+__all__ = ["hide_own_warnings", "is_trial_run", "note", "say", "show", "warn"]
 
 _PACKAGE = r"lightning_normtheory\."
 
 
+def is_trial_run(trainer: Trainer) -> bool:
+    """Return whether it is a ``fast_dev_run``, where the table at the end says all."""
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
+def note(trainer: Trainer, text: str) -> None:
+    """Write a text to Lightning's log, except in a trial run."""
+    if not is_trial_run(trainer):
+        rank_zero_info(text)
+
+
 def say(trainer: Trainer, text: str) -> None:
-    """Show a text, except in a ``fast_dev_run``, where the table at the end says all."""
-    if not getattr(trainer, "fast_dev_run", False):
+    """Show a text, except in a trial run."""
+    if not is_trial_run(trainer):
         show(trainer, text)
 
 
@@ -42,7 +53,7 @@ def warn(text: str) -> None:
 
 
 def hide_own_warnings(hide: bool) -> None:
-    """Hide the warnings of this package, as in a ``fast_dev_run``, or show them again."""
+    """Hide the warnings of this package, as in a trial run, or show them again."""
     if hide:
         warnings.filterwarnings("ignore", module=_PACKAGE)
     else:

@@ -15,6 +15,7 @@ import torch
 from pytorch_lightning import Trainer
 
 import lightning_normtheory
+from lightning_normtheory.callbacks.output.messages import is_trial_run
 from lightning_normtheory.record import jsonl
 
 __all__ = ["folder", "versions", "write"]
@@ -27,7 +28,7 @@ _temporary: "WeakKeyDictionary[Trainer, TemporaryDirectory[str]]" = WeakKeyDicti
 
 def folder(trainer: Trainer) -> Path:
     """Return the folder of a run's files, next to its checkpoints: ``<save_dir>/<name>/<version>`` of the logger."""
-    if getattr(trainer, "fast_dev_run", False):
+    if is_trial_run(trainer):
         if trainer not in _temporary:
             _temporary[trainer] = TemporaryDirectory(prefix="normtheory", ignore_cleanup_errors=True)
         return Path(_temporary[trainer].name)

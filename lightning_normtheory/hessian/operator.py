@@ -204,9 +204,8 @@ class LossHessian:
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            return GraphSize(
-                0, 0
-            )  # a transform of torch.func in the loss allows no hooks; what else fails, fails again
+            # A transform of torch.func in the loss allows no hooks. What fails for another reason, fails again.
+            return GraphSize(0, 0)
         finally:
             self._drop_graphs()
 

@@ -104,6 +104,17 @@ class History:
         return [row for row in self.rows if row.measured]
 
     @property
+    def skipped(self) -> int:
+        """The number of rows that ``max_overhead`` left without a measurement.
+
+        Example:
+            >>> rows = [Row(0, 1, 0.0, {"skipped": 1.0}, {}), Row(1, 2, 0.0, {"skipped": 0.0, "loss": 0.5}, {})]
+            >>> History(Path(), "", "", rows=rows).skipped
+            1
+        """
+        return sum("skipped" in row.metrics and not row.measured for row in self.rows)
+
+    @property
     def used_settings(self) -> list[dict[str, Any]]:
         """The settings of each callback, with the number of samples used where a data set has fewer than asked for.
 

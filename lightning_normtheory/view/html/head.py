@@ -35,11 +35,10 @@ def facts(runs: Runs) -> dict[str, str]:
     histories = [history for _, history in runs]
     settings = [of for history in histories for of in history.used_settings]
     measured = [history.measured for history in histories]
-    skipped = [sum(row.metrics.get("skipped", 0.0) > 0 for row in each.rows) for each in histories]
-    counts = [float(len(each.rows) - fewer) for each, fewer in zip(histories, skipped)]
-    count = format_range(counts) + (" each" if len(runs) > 1 else "")
-    if any(skipped):
-        count += f", {sum(skipped)} skipped"
+    count = format_range([float(len(each.rows) - each.skipped) for each in histories])
+    count += " each" if len(runs) > 1 else ""
+    if skipped := sum(each.skipped for each in histories):
+        count += f", {skipped} skipped"
     pairs = {
         "measured": _period([row.time for history in histories for row in history.rows]),
         f"{histories[0].unit}s": count + _planned(histories),

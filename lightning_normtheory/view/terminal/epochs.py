@@ -60,9 +60,9 @@ def extent(history: History) -> str:
         >>> extent(History(Path(), "", "", rows=rows[:1])), extent(History(Path(), "", "", rows=rows, axis="step"))
         ('1 epoch', '2 measurements up to step 200')
     """
-    skipped = sum(row.metrics.get("skipped", 0.0) > 0 for row in history.rows)
-    count = len(history.rows) - skipped
-    text = f"{count} {history.unit}{'' if count == 1 else 's'}{f', {skipped} skipped' if skipped else ''}"
+    count = len(history.rows) - history.skipped
+    text = f"{count} {history.unit}{'' if count == 1 else 's'}"
+    text += f", {history.skipped} skipped" if history.skipped else ""
     return f"{text} up to step {history.positions[-1]}" if history.axis == "step" and history.rows else text
 
 

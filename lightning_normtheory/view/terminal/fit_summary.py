@@ -30,10 +30,9 @@ def end_table(history: History, width: int = 80) -> str:
         λ_max of the Hessian    1.16   8.97   2/η = 10
     """
     rows = history.measurements
-    skipped = sum("skipped" in row.metrics for row in history.rows)
-    if not rows and not skipped:
+    if not rows and not history.skipped:
         return ""
-    lines = [f"{history.prefix}: nothing was measured within max_overhead, {skipped} skipped"]
+    lines = [f"{history.prefix}: nothing was measured within max_overhead, {history.skipped} skipped"]
     if rows:
         lines = [*_fold(_headline(history, rows).split(" "), width), *_table(_lines(history, rows), history, width)]
     for one in missing(history):
@@ -51,9 +50,8 @@ def _headline(history: History, rows: list[Row]) -> str:
     samples = {of["samples"] for of in history.settings if "samples" in of}
     if len(samples) == 1:
         text += f" on {_count(samples.pop(), 'sample')}"
-    skipped = sum(row.metrics.keys() == {"skipped"} for row in history.rows)
-    if skipped:
-        text += f", {skipped} skipped"
+    if history.skipped:
+        text += f", {history.skipped} skipped"
     seconds = math.fsum(row.metrics.get("seconds", 0.0) for row in rows)
     return f"{text}, {_duration(seconds)}"
 
