@@ -1,8 +1,5 @@
-"""The metrics that the callbacks log, and the loggers and files that receive them."""
+"""The metrics that the callbacks log."""
 
-import importlib
-import inspect
-import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +9,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchvision
-import yaml
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
-from pytorch_lightning.cli import LightningCLI
-from pytorch_lightning.demos.boring_classes import BoringModel
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -24,7 +17,6 @@ from lightning_normtheory import min_weight_norm, rsc_ratio
 from lightning_normtheory.callbacks import (
     BatchNormTheory,
     ConvergenceCertificate,
-    DiagnosticCallback,
     HessianTopEigenvalue,
     HessianTrace,
     MinWeightNorm,
@@ -260,9 +252,6 @@ def double_loader():
     return DataLoader(TensorDataset(tensors()[0].double(), tensors()[1]), 8)
 
 
-# -- loggers, files and LightningCLI -----------------------------------------------------------------------------------
-
-
 def header(folder="."):
     (path,) = Path(folder).rglob("normtheory.jsonl")
     return next(jsonl.read(path))
@@ -298,147 +287,3 @@ def test_both_packages(package, bare):
     )  # fmt: skip
     fit.fit(Module(), loader())
     assert math.isfinite(fit.callback_metrics["normtheory/rsc_ratio"])
-
-
-@pytest.mark.parametrize("package", [pl, lightning.pytorch], ids=["pytorch_lightning", "lightning"])
-def test_lightning_cli_builds_it_from_yaml(package, tmp_path):
-    cli = importlib.import_module(f"{package.__name__}.cli")
-    config = {"trainer": {
-        "max_epochs": 1, "logger": False, "enable_checkpointing": False, "accelerator": "cpu",
-        "callbacks": [
-            {"class_path": "lightning_normtheory.callbacks.NormTheory",
-             "init_args": {"every_n_epochs": 2, "probe": 64}},
-            {"class_path": "lightning_normtheory.callbacks.RSCRatio", "init_args": {
-                "probe": {"class_path": "lightning_normtheory.callbacks.Probe", "init_args": {"samples": 32}},
-                "prefix": "other"}},
-        ],
-    }}  # fmt: skip
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    boring = importlib.import_module(f"{package.__name__}.demos.boring_classes")
-    built = cli.LightningCLI(boring.BoringModel, run=False, args=["--config", str(path)])
-    norm_theory, rsc = (c for c in built.trainer.callbacks if isinstance(c, (NormTheory, RSCRatio)))
-    assert (norm_theory.every_n_epochs, norm_theory.probe.samples, rsc.probe.samples) == (2, 64, 32)
-
-
-@pytest.mark.parametrize("package", [pl, lightning.pytorch], ids=["pytorch_lightning", "lightning"])
-def test_lightning_cli_takes_a_function_without_annotations(package, tmp_path, monkeypatch):
-    """It used to be refused: the argument's type said Tensor, and the function does not say what it returns."""
-    (tmp_path / "users_functions.py").write_text("def function(module, batch):\n    return module(batch)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    functions = {"loss": "users_functions.function", "predict": "users_functions.function"}
-    callback = {"class_path": "lightning_normtheory.callbacks.NormTheory", "init_args": functions}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"trainer": {"logger": False, "callbacks": [callback]}}))
-    cli = importlib.import_module(f"{package.__name__}.cli")
-    boring = importlib.import_module(f"{package.__name__}.demos.boring_classes")
-    built = cli.LightningCLI(boring.BoringModel, run=False, args=["--config", str(path)])
-    (ours,) = (each for each in built.trainer.callbacks if isinstance(each, NormTheory))
-    assert ours.loss is ours.predict is importlib.import_module("users_functions").function
-
-
-def test_lightning_cli_shows_and_accepts_every_argument(capsys):
-    def output(code, last):
-        with pytest.raises(SystemExit, match=code):
-            LightningCLI(BoringModel, run=False, args=[*options, last])
-        return capsys.readouterr()
-
-    common = set(inspect.signature(DiagnosticCallback.__init__).parameters) - {"self"}
-    options = []
-    for callback in ALL:
-        options += [f"--trainer.callbacks+=lightning_normtheory.callbacks.{callback.__name__}"]
-        options += ["--trainer.callbacks.every_n_epochs=3"]
-    printed = yaml.safe_load(output("0", "--print_config").out)["trainer"]["callbacks"]
-    for callback, arguments in zip(ALL, (each["init_args"] for each in printed), strict=True):
-        own = set(inspect.signature(callback.__init__).parameters) - {"self", "args", "kwargs"}
-        assert set(arguments) == common | own
-        assert arguments["every_n_epochs"] == 3
-    shown = output("0", "--trainer.callbacks.help=lightning_normtheory.callbacks.NormTheory").out
-    assert all(f".{name} " in shown for name in arguments)
-    assert "the largest fraction of the training time" in shown  # the text of the base class
-    assert "every_n_epoch" in output("2", "--trainer.callbacks.every_n_epoch=3").err
-
-
-@pytest.mark.parametrize("logger", [CSVLogger, TensorBoardLogger, WandbLogger, None])
-def test_every_logger_gets_the_metrics_and_the_file_lies_beside_the_checkpoints(logger, tmp_path):
-    arguments = {"project": "demo"} if logger is WandbLogger else {"name": "demo"}
-    log = logger(save_dir=str(tmp_path), **arguments) if logger is not None else False
-    fit = trainer([NormTheory()], logger=log, enable_checkpointing=True, default_root_dir=tmp_path, max_epochs=2)
-    fit.fit(Classifier("bn"), loader())
-    (path,) = tmp_path.rglob("normtheory.jsonl")
-    if logger is None:
-        assert path.parent == tmp_path / "normtheory_logs" / "version_0"
-    else:
-        assert path.parent == Path(fit.checkpoint_callback.dirpath).parent
-    if logger is CSVLogger:
-        assert "normtheory/rsc_ratio" in (path.parent / "metrics.csv").read_text()
-    if logger is WandbLogger:
-        import wandb
-
-        last = wandb.run.summary["normtheory/rsc_ratio"]["last"]
-        assert last == pytest.approx(rows()[1]["normtheory/rsc_ratio"], rel=1e-5)
-        wandb.finish()
-
-
-def test_the_files_form(tmp_path):
-    fit = trainer([NormTheory()], logger=CSVLogger(tmp_path, name="demo"), max_epochs=2)
-    fit.fit(Classifier("bn"), loader(), loader(20, shuffle=False))
-    (path,) = tmp_path.rglob("normtheory.jsonl")
-    first, *others = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
-    assert set(first) == {
-        *("schema", "run", "versions", "axis", "max_epochs", "max_steps", "settings", "samples", "measured"),
-        *("optimizers", "theorems"),
-    }
-    assert first["axis"] == "epoch"
-    assert first["measured"] == {
-        "loss": "training_step",
-        "predictor": "the output of forward",
-        "parameters": "all",
-    }
-    assert [set(row) for row in first["theorems"]] == [{"theorem", "verdict", "reasons"}] * 6
-    assert first["schema"] == 1
-    assert first["versions"]["torch"] == torch.__version__
-    assert [set(row) for row in others] == [{"epoch", "step", "time", "metrics", "user_metrics"}] * 2
-    assert [(row["epoch"], row["step"]) for row in others] == [(0, 7), (1, 14)]
-    assert {"train_loss_epoch", "val_loss"} <= set(others[0]["user_metrics"])
-    assert not any("normtheory" in name for name in others[0]["user_metrics"])
-
-
-def test_callbacks_of_one_trainer_write_one_file():
-    trainer([MinWeightNorm(), RSCRatio()], max_epochs=2).fit(Classifier("bn"), loader())
-    assert {"normtheory/min_weight_norm", "normtheory/rsc_ratio"} <= set(rows()[1])
-    trainer([MinWeightNorm()], max_epochs=1).fit(Classifier("bn"), loader())
-    assert len(list(Path().rglob("normtheory.jsonl"))) == 2  # each trainer gets its own version
-
-
-def test_a_torn_line_is_passed_over_and_the_next_run_starts_on_a_new_one(tmp_path):
-    path = tmp_path / "normtheory.jsonl"
-    jsonl.append(path, {"run": "demo"}, {"epoch": 0, "metrics": {"a": math.inf}})
-    with path.open("a") as file:
-        file.write('{"epoch": 1, "met')
-    jsonl.append(path, {"run": "demo"}, {"epoch": 1, "metrics": {"a": -math.inf}})
-    assert [line.get("epoch") for line in jsonl.read(path)] == [None, 0, 1]
-    assert [line["metrics"]["a"] for line in jsonl.read(path) if "epoch" in line] == [math.inf, -math.inf]
-
-
-def test_the_seconds_of_several_callbacks_add_up():
-    fit = trainer([MinWeightNorm(), RSCRatio()], max_epochs=1)
-    fit.fit(Classifier("bn"), loader())
-    (path,) = Path().rglob("normtheory.jsonl")
-    written = [line["metrics"]["normtheory/seconds"] for line in jsonl.read(path) if "epoch" in line]
-    assert float(fit.callback_metrics["normtheory/seconds"]) == pytest.approx(sum(written), rel=1e-6)
-
-
-def test_a_model_that_wandb_watches(tmp_path):
-    log = WandbLogger(save_dir=str(tmp_path), project="demo")
-    module = Classifier("bn")
-    log.watch(module, log="all", log_freq=2)
-    fit = trainer([NormTheory(on_error="raise")], logger=log, max_epochs=1)
-    fit.fit(module, loader())
-    log.experiment.finish()
-    assert math.isfinite(fit.callback_metrics["normtheory/min_weight_norm"])
-
-
-def test_fast_dev_run_writes_nothing():
-    trainer([NormTheory()], fast_dev_run=True).fit(Classifier("bn"), loader())
-    assert not list(Path().rglob("normtheory.jsonl"))

@@ -8,33 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_normtheory import hessian_top_eigenvalue, predictor_hessian_norm
-from lightning_normtheory.callbacks import DiagnosticCallback, HessianTopEigenvalue, NormTheory, Probe
-from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
-from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
+from lightning_normtheory import hessian_top_eigenvalue
+from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, Probe
 
-from support.batch_statistics import inputs_of, with_statistics_of
-from support.lit import Classifier, loader, rows, tensors, trainer
-
-LAMBDA = "normtheory/hessian_lambda_max"
-
-
-class Descent(Classifier):
-    """Trains with SGD, whose edge of stability is known."""
-
-    def __init__(self, net="wn", optimizer=None, **options):
-        torch.manual_seed(0)
-        super().__init__(net)
-        self.optimizer = optimizer or (lambda module: torch.optim.SGD(module.parameters(), **{"lr": 0.1, **options}))
-
-    def configure_optimizers(self):
-        return self.optimizer(self)
-
-
-def fit(callback, module, epochs=2, data=None, **options):
-    run = trainer([callback], max_epochs=epochs, **options)
-    run.fit(module, data or loader(shuffle=False))
-    return rows(run.default_root_dir)
+from support.hessian_fits import LAMBDA, Descent
+from support.lit import fit, loader, rows, tensors, trainer
 
 
 def probe_batches(n=50, batch_size=8):
@@ -175,155 +153,13 @@ def test_bad_arguments_have_the_names_of_norm_theory(arguments, match):
         NormTheory(**arguments)
 
 
-# --- The edge of stability --------------------------------------------------------------------------------------------
-
-
-def test_two_over_the_learning_rate_and_the_distance_to_it():
-    row = fit(HessianTopEigenvalue(on_error="raise"), Descent(lr=0.1), epochs=1)[0]
-    assert row["normtheory/hessian_edge"] == pytest.approx(20.0)
-    assert row["normtheory/hessian_edge_distance"] == pytest.approx(20.0 - row[LAMBDA])
-    assert "normtheory/hessian_stability_limit" not in row
-
-
-def test_momentum_has_a_limit_of_its_own():
-    row = fit(HessianTopEigenvalue(on_error="raise"), Descent(lr=0.1, momentum=0.9), epochs=1)[0]
-    assert row["normtheory/hessian_edge"] == pytest.approx(20.0)
-    assert row["normtheory/hessian_stability_limit"] == pytest.approx(38.0)
-    assert row["normtheory/hessian_stability_limit_distance"] == pytest.approx(38.0 - row[LAMBDA])
-
-
-def test_parameter_groups_have_an_edge_each():
-    def groups(module):
-        first, last = module.net[0].parameters(), module.net[2].parameters()
-        return torch.optim.SGD([{"params": first, "name": "back.bone"}, {"params": last, "lr": 0.5}], lr=0.1)
-
-    row = fit(HessianTopEigenvalue(on_error="raise"), Descent("plain", groups), epochs=1)[0]
-    edges = {name.split("/")[1]: value for name, value in row.items() if "edge" in name}
-    assert edges == {
-        "hessian_edge": 4.0,
-        "hessian_edge_distance": pytest.approx(4.0 - row[LAMBDA]),
-        "hessian_edge__back_bone": 20.0,
-        "hessian_edge_distance__back_bone": pytest.approx(20.0 - row[LAMBDA]),
-        "hessian_edge__SGD1": 4.0,
-        "hessian_edge_distance__SGD1": pytest.approx(4.0 - row[LAMBDA]),
-    }
-
-
-def test_the_edge_is_that_of_the_step_to_come():
-    """Lightning has stepped the scheduler before: this is the rate of the next step from the measured weights."""
-
-    def scheduled(module):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
-
-    measured = fit(HessianTopEigenvalue(on_error="raise"), Descent("wn", scheduled), epochs=3)
-    assert [row["normtheory/hessian_edge"] for row in measured.values()] == pytest.approx([40.0, 80.0, 160.0])
-
-
-def test_the_limit_is_the_smallest_of_all_groups():
-    def groups(module):
-        first, last = module.net[0].parameters(), module.net[2].parameters()
-        return torch.optim.SGD([{"params": first, "weight_decay": 1e-4}, {"params": last, "lr": 0.5}], lr=0.1)
-
-    row = fit(HessianTopEigenvalue(on_error="raise"), Descent("plain", groups), epochs=1)[0]
-    assert row["normtheory/hessian_stability_limit"] == 4.0
-
-
-def test_when_a_measurement_fails_nothing_of_the_last_one_stays():
-    class Fails(Descent):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            return loss * float("nan") if self.current_epoch == 1 else loss
-
-    run = trainer([HessianTopEigenvalue()], max_epochs=2)
-    with pytest.warns(UserWarning, match="finite loss"):
-        run.fit(Fails(momentum=0.9), loader())
-    ours = {name: float(value) for name, value in run.callback_metrics.items() if "hessian" in name}
-    assert ours.pop("normtheory/hessian_edge") == pytest.approx(20.0)
-    assert ours.pop("normtheory/hessian_stability_limit") == pytest.approx(38.0)
-    assert "normtheory/hessian_stability_limit_distance" in ours
-    assert all(math.isnan(value) for value in ours.values())
-
-
-# --- The predictor ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("net", ["wn", "bn"])
-def test_the_predictor_on_request(net):
-    module = Descent(net)
-    callback = HessianTopEigenvalue(tol=1e-3, predictor_samples=50, on_error="raise")
-    row = fit(callback, module, epochs=1)[0]
-    net = with_statistics_of(module.net.train(), inputs_of(callback.probe))
-    expected = predictor_hessian_norm(net, tensors()[0], tol=1e-3).max()
-    assert row["normtheory/predictor_hessian_norm"] == pytest.approx(float(expected), rel=1e-3)
-    assert row["normtheory/predictor_hessian_norm_residual"] <= 1e-3 * row["normtheory/predictor_hessian_norm"]
-    assert row["normtheory/predictor_hessian_norm_converged"] == 1.0
-
-
-def test_the_predictor_of_dict_batches_on_some_samples():
-    class Dicts(Descent):
-        def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self(batch["x"]), batch["y"])
-
-    def collate(samples):
-        x, y = zip(*samples)
-        return {"x": torch.stack(x), "y": torch.stack(y), "names": ["a"] * len(x)}
-
-    module = Dicts("plain")
-    callback = HessianTopEigenvalue(
-        probe=20, predictor_samples=10, tol=1e-3, predict=lambda module, batch: module(batch["x"]), on_error="raise"
-    )
-    row = fit(callback, module, epochs=1, data=loader(20, collate_fn=collate, shuffle=False))[0]
-    norms = predictor_hessian_norm(module.net, tensors(20)[0], tol=1e-3)
-    assert float(norms.min()) <= row["normtheory/predictor_hessian_norm"] <= float(norms.max()) * (1 + 1e-3)
-
-
-def test_nothing_of_the_predictor_without_a_request():
-    row = fit(NormTheory(on_error="raise"), Descent(), epochs=1)[0]
-    assert not any("predictor_hessian" in name for name in row)
-
-
-def test_a_predictor_that_fails_leaves_the_eigenvalue_alone():
-    class FailsLater:
-        calls = 0
-
-        def __call__(self, module, batch):
-            self.calls += 1
-            if self.calls > 1:
-                raise RuntimeError("no such kernel")
-            return module(batch[0])
-
-    callback = HessianTopEigenvalue(predictor_samples=4, predict=FailsLater())
-    with pytest.warns(UserWarning, match="predictor_hessian_norm failed and is logged as NaN.*no such kernel"):
-        row = fit(callback, Descent(), epochs=1)[0]
-    assert math.isfinite(row[LAMBDA])
-    assert math.isnan(row["normtheory/predictor_hessian_norm"])
-    assert math.isnan(row["normtheory/predictor_hessian_norm_converged"])
-
-
-def test_the_eigenvalue_asks_for_no_outputs():
-    class NoForward(Descent):
-        def forward(self, first, second):
-            raise NotImplementedError
-
-        def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self.net(batch["x"]), batch["y"])
-
-    def collate(samples):
-        x, y = zip(*samples)
-        return {"x": torch.stack(x), "y": torch.stack(y)}
-
-    row = fit(HessianTopEigenvalue(on_error="raise"), NoForward(), epochs=1, data=loader(collate_fn=collate))[0]
-    assert row[f"{LAMBDA}_converged"] == 1.0
+# --- Arguments and memory ---------------------------------------------------------------------------------------------
 
 
 def test_a_loss_without_a_graph_is_found_at_the_start():
     callback = HessianTopEigenvalue(loss=lambda module, batch: module(batch[0]).mean().detach())
     with pytest.raises(ValueError, match=r"passed as loss= failed on a probe batch.*no graph. Look for detach\(\)"):
         fit(callback, Descent())
-
-
-# --- Arguments and memory ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -386,54 +222,3 @@ def test_memory_after_fifty_epochs_is_that_after_five():
 
     fit(Count(probe=Probe(24), predictor_samples=4, on_error="raise"), Descent("wn-hook"), epochs=50)
     assert counts[5] == counts[20] == counts[49]
-
-
-# -- several quantities of one Hessian ---------------------------------------------------------------------------------
-
-
-class Asking(Diagnostic):
-    """Requests a quantity of the Hessian; can be told to fail."""
-
-    metrics = ()
-
-    def __init__(self, key, fails=False):
-        self.key, self.fails, self.operators = key, fails, []
-
-    def hessian_request(self):
-        return HessianRequest(self.evaluate)
-
-    def evaluate(self, hessian):
-        self.operators.append(id(hessian.gradient))
-        if self.fails:
-            raise ValueError("on purpose")
-        return float((hessian @ hessian.gradient).norm())
-
-    def measure(self, measurement):
-        answer = measurement.curvature.answer(self.key)
-        assert measurement.curvature.answer(self.key) is answer
-        return {self.key: answer.value}
-
-
-def asked(*diagnostics):
-    callback = DiagnosticCallback(probe=16)
-    callback.make_diagnostics = lambda: list(diagnostics)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer([callback], max_epochs=1).fit(Classifier("wn"), loader())
-    return rows()[0]
-
-
-def test_requests_of_several_diagnostics_share_one_gradient_graph():
-    first, second = Asking("first"), Asking("second")
-    row = asked(first, second)
-    assert row["normtheory/first"] == row["normtheory/second"] > 0
-    assert first.operators == second.operators
-    assert len(first.operators) == 1
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_request_that_fails_leaves_the_other_ones_their_answers(failing):
-    row = asked(Asking("first", failing == 0), Asking("second", failing == 1))
-    names = ["normtheory/first", "normtheory/second"]
-    assert math.isfinite(row[names[1 - failing]])
-    assert math.isnan(row.get(names[failing], math.nan))

@@ -112,6 +112,13 @@ def trainer(callbacks=(), package=pl, **kwargs):
     return package.Trainer(callbacks=list(callbacks), **{**defaults, **kwargs})
 
 
+def fit(callback, module, epochs=2, data=None, **options):
+    """Train with a callback and return its rows by epoch."""
+    run = trainer([callback], max_epochs=epochs, **options)
+    run.fit(module, loader(shuffle=False) if data is None else data)
+    return rows(run.default_root_dir)
+
+
 def rows(folder="."):
     """The merged rows of the only JSON Lines file below a folder, by epoch."""
     from pathlib import Path
