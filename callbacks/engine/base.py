@@ -179,6 +179,8 @@ class DiagnosticCallback(FitCallback):
             "predictor": self._findings.predictor or _function_name(self.predict, "unknown"),
             "parameters": describe_choice(self.parameters),
         }
+        if self._fit.synchronized:
+            measured["batch_stats"] = "running (SyncBatchNorm)"
         return {**super()._notes(), "samples": self.probe.used, "measured": measured}
 
     def _measurement(self, trainer: Trainer, pl_module: LightningModule) -> EpochMeasurement:

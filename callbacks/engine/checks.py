@@ -11,8 +11,8 @@ from torch import nn
 __all__ = [
     "check_arguments",
     "check_strategy",
-    "check_synchronized",
     "refuse_unknown_arguments",
+    "synchronized_layers",
 ]
 
 # The strategies of either Lightning package that shard the weights over processes.
@@ -79,17 +79,21 @@ def check_strategy(trainer: Trainer, callback: str) -> None:
         )
 
 
-def check_synchronized(trainer: Trainer, pl_module: LightningModule, batch_stats: bool, callback: str) -> None:
-    """Check that no SyncBatchNorm has to be differentiated through the statistics of all processes.
+def synchronized_layers(trainer: Trainer, pl_module: LightningModule) -> list[str]:
+    """Return the layers that normalize with the statistics of all processes.
+
+    They are measured with their running statistics: torch cannot differentiate those of all processes twice.
 
     Raises:
-        ValueError: with the reason and the alternative.
+        ValueError: with the reason and the alternative, if a layer keeps no running statistics.
     """
-    found = [name for name, module in pl_module.named_modules() if isinstance(module, nn.SyncBatchNorm)]
-    if found and batch_stats and trainer.world_size > 1:
-        raise ValueError(
-            f"Expected BatchNorm layers with statistics of their own process, but {found[0]!r} is a SyncBatchNorm:"
-            " torch cannot differentiate its batch statistics twice, and it waits for all processes in every step. Use"
-            f" {callback}(batch_stats=False), which measures with its running statistics, or train without"
-            " sync_batchnorm."
-        )
+    modules = pl_module.named_modules() if trainer.world_size > 1 else ()
+    found = {name: module for name, module in modules if isinstance(module, nn.SyncBatchNorm)}
+    for name, module in found.items():
+        if module.running_mean is None:
+            raise ValueError(
+                f"Expected running statistics to measure SyncBatchNorm {name!r} with, but it keeps none: torch cannot"
+                " differentiate the statistics of all processes twice. Set track_running_stats=True, or train without"
+                " sync_batchnorm."
+            )
+    return list(found)

@@ -10,7 +10,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_normtheory.callbacks.engine.budget import TimeBudget
-from lightning_normtheory.callbacks.engine.checks import check_strategy, check_synchronized
+from lightning_normtheory.callbacks.engine.checks import check_strategy, synchronized_layers
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable
 from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
 from lightning_normtheory.callbacks.engine.planning import PlanningCallback
@@ -26,7 +26,7 @@ from lightning_normtheory.callbacks.samples.validation_probe import ValidationPr
 from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, choose_parameters
 from lightning_normtheory.measuring.watched import shared_copies
-from lightning_normtheory.model.layers import batch_norm_layers, refuse_uninitialized
+from lightning_normtheory.model.layers import refuse_uninitialized
 from lightning_normtheory.record.wording import join_names
 
 __all__ = ["FitCallback"]
@@ -94,11 +94,21 @@ class FitCallback(PlanningCallback):
         if not any(diagnostic.needs_validation for diagnostic in self._active):
             self._validation_probe = None
         if self._needs_probe:
-            check_synchronized(trainer, pl_module, self._uses_batch_statistics(pl_module), type(self).__name__)
             refuse_uninitialized(pl_module)
+            self._warn_of_synchronized(synchronized_layers(trainer, pl_module))
         self._warn_of_namesakes(trainer)
         if trainer.world_size > 1:  # every process logs the same number already; there is nothing to sync
             warnings.filterwarnings("ignore", message=rf".*self\.log\('{re.escape(self.prefix)}[/_].*sync_dist")
+
+    def _warn_of_synchronized(self, layers: list[str]) -> None:
+        """Say that these layers are measured with their running statistics, where batch statistics are expected."""
+        self._fit.synchronized = bool(layers)
+        if layers and self.batch_stats is not False:
+            rank_zero_warn(
+                f"{type(self).__name__} measures {join_names(layers, most=2)} (SyncBatchNorm) with running statistics:"
+                " torch cannot differentiate the statistics of all processes twice. To measure with batch statistics,"
+                " train without sync_batchnorm; batch_stats=False accepts the running ones."
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         choose_parameters(pl_module, trainer.optimizers, self.parameters)  # raises an error if the choice is wrong
@@ -309,14 +319,6 @@ class FitCallback(PlanningCallback):
         metrics["seconds"] = time.perf_counter() - begin
         # A running statistic or a time may differ between processes, and callbacks that monitor it must decide alike.
         return trainer.strategy.broadcast(metrics) if trainer.world_size > 1 else metrics
-
-    def _uses_batch_statistics(self, pl_module: LightningModule) -> bool:
-        """Return whether a BatchNorm uses batch statistics: for the loss, or because it keeps no running ones."""
-        return self.batch_stats is not False and (
-            bool(self.batch_stats)
-            or any(each.needs_loss for each in self._active)
-            or any(layer.running_mean is None for layer in batch_norm_layers(pl_module).values())
-        )
 
     @property
     def _needs_probe(self) -> bool:

@@ -32,6 +32,7 @@ class FitState:
         warned: the topics of the warnings given so far; each is given once.
         reasons: why a metric is NaN or not measured, by its name without prefix, as of the last measurement. The key of
             a diagnostic that failed or was left out stands for all its metrics.
+        synchronized: whether layers are synchronized between processes, and so measured with running statistics.
         seconds: the time that each diagnostic has taken, by its key.
         unstarted: the diagnostics whose start ``max_overhead`` does not pay for, by key, with the reason.
         too_expensive: those that it never pays for, with the reason.
@@ -44,6 +45,7 @@ class FitState:
     header_notes: dict[str, Any] | None = None
     warned: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
+    synchronized: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     unstarted: dict[str, str] = field(default_factory=dict)
     too_expensive: dict[str, str] = field(default_factory=dict)

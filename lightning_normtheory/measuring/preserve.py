@@ -42,7 +42,8 @@ def preserve_state(
         seed: of the random generators inside.
         trained: the parameters θ; all others are frozen inside. ``None``: all that require a gradient.
         processes: have copies of this model. Inside, all use the buffers of the first: in training each process updates
-            its own statistics, and those of the first are saved.
+            its own statistics, and those of the first are saved. If there are several, a SyncBatchNorm uses its running
+            statistics.
 
     Yields:
         A function that resets everything inside the model to the state at the beginning of the block: parameters,
@@ -72,7 +73,7 @@ def preserve_state(
                     if kept is not None and id(parameter) not in kept:
                         parameter.requires_grad_(False)
                 _lend_buffers(originals)
-                _set_modes(model, batch_stats)
+                _set_modes(model, batch_stats, synchronized=processes.count > 1)
 
             def reset_state() -> list[Tensor]:
                 changed = snapshot.reset()
@@ -147,9 +148,11 @@ def _lend_buffers(originals: _Buffers) -> None:
         place[name] = copies[id(buffer)]
 
 
-def _set_modes(model: nn.Module, batch_stats: bool | None) -> None:
+def _set_modes(model: nn.Module, batch_stats: bool | None, *, synchronized: bool) -> None:
     for name, module in model.named_modules():
-        if is_batch_norm(module):
+        if synchronized and isinstance(module, nn.SyncBatchNorm):
+            module.training = False  # torch has no second derivative of the statistics of all processes
+        elif is_batch_norm(module):
             if batch_stats is False and module.running_mean is None:
                 raise ValueError(
                     f"batch_stats=False needs running statistics, but {type(module).__name__} {name!r} keeps none"

@@ -46,7 +46,7 @@ def facts(runs: Runs) -> dict[str, str]:
         "loss": _values(measured, "loss") or _values(settings, "loss"),
         "predictor": _values(measured, "predictor"),
         "parameters": _values(measured, "parameters"),
-        "BatchNorm": _values(settings, "batch_stats"),
+        "BatchNorm": _values(measured, "batch_stats") or _values(settings, "batch_stats"),
         "optimizer": ", ".join(dict.fromkeys(name for history in histories for name in history.optimizers)),
     }
     return {name: value for name, value in pairs.items() if value}

@@ -12,7 +12,10 @@ from pytorch_lightning.strategies import (
 )
 from torch import nn
 
-from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, NTKLeastEigenvalue, RSCRatio
+from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, RSCRatio
+from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.measuring.processes import Processes
+from lightning_normtheory.model.layers import batch_norm_layers
 
 from support.lit import CLASSES, FEATURES, Classifier
 
@@ -57,23 +60,42 @@ class Synchronized(Classifier):
         self.net = nn.Sequential(nn.Linear(FEATURES, 8), nn.SyncBatchNorm(8), nn.ReLU(), nn.Linear(8, CLASSES))
 
 
-def start(callback, world_size):
+def start(callback, world_size, module=None):
     fit = SimpleNamespace(world_size=world_size, callbacks=[callback], strategy=None)
-    callback.on_fit_start(fit, Synchronized())
+    callback.on_fit_start(fit, module or Synchronized())
     return [diagnostic.key for diagnostic in callback._active]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("callback", [RSCRatio, HessianTopEigenvalue, NormTheory])
 @pytest.mark.parametrize("batch_stats", [None, True])
-def test_synchronized_batch_statistics_are_refused(callback, batch_stats):
-    with pytest.raises(ValueError, match=r"'net.1' is a SyncBatchNorm.*\(batch_stats=False\)"):
-        start(callback(batch_stats=batch_stats), 2)
+def test_synchronized_layers_are_measured_with_running_statistics_and_a_warning(callback, batch_stats):
+    chosen = callback(batch_stats=batch_stats)
+    with pytest.warns(
+        UserWarning, match=r"net.1 \(SyncBatchNorm\) with running statistics: torch.*sync_batchnorm"
+    ) as said:
+        start(chosen, 2)
+    assert len([each for each in said if "SyncBatchNorm" in str(each.message)]) == 1
+    assert chosen._notes()["measured"]["batch_stats"] == "running (SyncBatchNorm)"
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_synchronized_layers_with_running_statistics_are_accepted():
-    assert "rsc_ratio" in start(NormTheory(batch_stats=False), 2)
-    assert start(NTKLeastEigenvalue(), 2) == ["ntk_lambda_min"]  # which uses them by itself
-    assert start(MinWeightNorm(), 2) == ["min_weight_norm"]
-    assert "rsc_ratio" in start(NormTheory(), 1)  # alone it is a BatchNorm like any other
+def test_synchronized_layers_without_running_statistics_are_refused():
+    module = Synchronized()
+    module.net[1] = nn.SyncBatchNorm(8, track_running_stats=False)
+    with pytest.raises(ValueError, match=r"SyncBatchNorm 'net.1' with, but it keeps none.*track_running_stats=True"):
+        start(RSCRatio(), 2, module)
+
+
+@pytest.mark.filterwarnings("error:.*SyncBatchNorm")
+@pytest.mark.parametrize(("batch_stats", "world_size"), [(False, 2), (None, 1)])
+def test_no_warning_of_synchronized_layers_in_one_process_or_as_asked(batch_stats, world_size):
+    assert "rsc_ratio" in start(RSCRatio(batch_stats=batch_stats), world_size)
+
+
+@pytest.mark.parametrize(("count", "training"), [(1, True), (2, False)])
+def test_synchronized_layers_are_in_eval_mode_while_several_processes_measure(count, training):
+    module, processes = Synchronized(), Processes()
+    processes.count = count
+    with preserve_state(module, batch_stats=True, processes=processes) as reset_state:
+        reset_state()
+        assert [layer.training for layer in batch_norm_layers(module).values()] == [training]
+    assert module.net[1].training
