@@ -174,3 +174,8 @@ class Page(HTMLParser):
 
     def attributes(self, tag, name):
         return [found[name] for tag_name, found in self.elements if tag_name == tag and name in found]
+
+
+def one(tmp_path, rows=None, **about):
+    """The page of one run."""
+    return Page(report(tmp_path / "report.html", write_run(tmp_path / "run", rows or awkward_rows(), **about)))

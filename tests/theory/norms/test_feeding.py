@@ -15,17 +15,15 @@ from lightning_normtheory import min_weight_norm, normalized_layers
 from lightning_normtheory.model.layers import batch_norm_layers, frozen_batch_norm_layers
 from lightning_normtheory.norms import feeding_layers
 
-from support.feeding.feeding_nets import NETS, UNDECIDABLE, make
-from support.feeding.feeding_parts import (
+from support.feeding.feeding_modules import (
     BatchNormAct,
     FrozenBatchNorm,
     NormalizesInline,
     Squash,
     SyncBatchNormThenAct,
-    bn,
-    conv,
-    image,
 )
+from support.feeding.feeding_nets import NETS, UNDECIDABLE, make
+from support.feeding.feeding_parts import bn, conv, image
 from support.oracles import UndecidedError, layer_names, scale_invariant_pairs
 
 

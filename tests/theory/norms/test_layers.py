@@ -14,7 +14,7 @@ from lightning_normtheory.model.layers import (
     weight_norm_parameters,
 )
 
-from support.feeding.feeding_parts import ActivatedBatchNorm, FrozenBatchNorm
+from support.feeding.feeding_modules import ActivatedBatchNorm, FrozenBatchNorm
 from support.models import (
     PLAIN_LAYERS,
     WEIGHT_NORM_FORMS,
