@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks import QUIET
 from lightning_normtheory.callbacks import NormTheory
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
@@ -131,8 +132,7 @@ def _fit(name: str) -> _Watched:
     data = TensorDataset(x, labels)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = pl.Trainer(max_epochs=2, callbacks=[callback], accelerator="cpu", default_root_dir=folder, **quiet)
+        trainer = pl.Trainer(max_epochs=2, callbacks=[callback], default_root_dir=folder, **QUIET)
         trainer.fit(_Classifier(make()), DataLoader(data, BATCH, shuffle=True), DataLoader(data, BATCH))
     return callback
 

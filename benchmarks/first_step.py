@@ -21,6 +21,7 @@ from rich.table import Table
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks import QUIET
 from benchmarks.many_outputs import CASES, Trained
 from benchmarks.timing import timed
 from lightning_normtheory import callbacks
@@ -139,12 +140,8 @@ def _fit(model: Trained, loader: DataLoader, ours: list[pl.Callback], found: dic
             max_epochs=2,
             limit_train_batches=1,
             callbacks=[before, *ours, Clock(found, before)],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
             default_root_dir=folder,
+            **QUIET,
         )
         trainer.fit(model, loader)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks import QUIET
+
 __all__ = ["table"]
 
 EPOCHS = (5, 50)
@@ -57,14 +59,10 @@ def _train(label: str) -> dict[str, float]:
         trainer = pl.Trainer(
             max_epochs=max(EPOCHS),
             callbacks=[*ours, Watch()],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
             default_root_dir=folder,
             limit_train_batches=2,
             limit_val_batches=0,
+            **QUIET,
         )
         trainer.fit(WeightNormMLP(width=512), FashionMNISTSlice())
     return {**measured, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}

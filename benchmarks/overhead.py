@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks import QUIET
 from benchmarks.timing import timed
 from lightning_normtheory.callbacks import NormTheory
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
@@ -144,13 +145,9 @@ def run(epochs: int, steps: int) -> Watch:
         trainer = pl.Trainer(
             max_epochs=epochs,
             callbacks=[ours, watch],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
             default_root_dir=folder,
             limit_val_batches=0,
+            **QUIET,
         )
         model = WeightNormMLP(_INPUTS, _WIDTH, depth=2, classes=_CLASSES)
         trainer.fit(model, DataLoader(TensorDataset(x, y), BATCH, shuffle=True))

@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks import QUIET
 from lightning_normtheory.callbacks import NormTheory
 
 __all__ = ["table"]
@@ -53,8 +54,7 @@ def _seconds(kind: str, entries: int) -> float:
     seed_everything(0, verbose=False)
     module = _Learner(kind, entries)
     data = DataLoader(TensorDataset(torch.randn(256, 4), torch.randn(256)), batch_size=32)
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = Trainer(max_epochs=2, accelerator="cpu", callbacks=[NormTheory(probe=64)], **quiet)
+    trainer = Trainer(max_epochs=2, callbacks=[NormTheory(probe=64)], **QUIET)
     begin = time.process_time()
     trainer.fit(module, data)
     return time.process_time() - begin

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import QUIET
 from benchmarks.packages import EPOCHS, TRAININGS
 from benchmarks.peers import installed
 from lightning_normtheory.callbacks import NormTheory
@@ -84,13 +85,9 @@ def train(name: str, measured: bool) -> dict[str, Any]:
     recorder = Recorder()
     options = {
         "max_epochs": EPOCHS,
-        "accelerator": "cpu",
         "callbacks": [*([NormTheory()] if measured else []), recorder],
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_checkpointing": False,
-        "enable_model_summary": False,
         "log_every_n_steps": 1,
+        **QUIET,
     }
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
