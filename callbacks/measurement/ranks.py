@@ -12,6 +12,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from lightning_normtheory.linalg.precision import device_for_float64
 from lightning_normtheory.measuring.interrupts import deferred
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.processes import (
@@ -79,8 +80,16 @@ class TrainerProcesses(Processes):
         self._device = trainer.strategy.root_device
 
     def sum(self, values: Tensor) -> Tensor:
-        moved = values.detach().to(self._device).contiguous()  # before the message: it may fail in this process only
+        # A backend may take tensors of its device only (NCCL), which may have no float64: then exchange the bits.
+        as_bits = values.dtype == torch.float64 and device_for_float64(self._device) != self._device
+        values = values.detach().contiguous()
+        moved = (values.view(torch.int64) if as_bits else values).to(self._device)
+        parts = [torch.empty_like(moved) for _ in range(self.count if as_bits else 0)]
+        # Not earlier: what is above may fail in this process only.
         self._exchange(_Status.WORKING, size=moved.numel())
+        if as_bits:
+            torch.distributed.all_gather(parts, moved)
+            return torch.stack([part.to(values.device).view(torch.float64) for part in parts]).sum(0)
         torch.distributed.all_reduce(moved)
         return moved.to(values.device)
 

@@ -118,21 +118,18 @@ def _buffers_of_first_process(own: _Buffers, processes: Processes) -> _Buffers:
     if float(processes.sum((first != form).float())) > 0:
         return own
     theirs: dict[int, Tensor] = {}
-    # In the order of the model: a set of dtypes is ordered differently in every process.
-    for dtype in dict.fromkeys(_exchanged_as(buffer.dtype) for buffer in unique.values()):
-        some = {key: buffer for key, buffer in unique.items() if _exchanged_as(buffer.dtype) == dtype}
-        flat = torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in some.values()])
+    for device in dict.fromkeys(buffer.device for buffer in unique.values()):
+        some = {key: buffer for key, buffer in unique.items() if buffer.device == device}
+        # As bytes: backends cannot sum every dtype.
+        pieces = [
+            buffer.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for buffer in some.values()
+        ]
+        flat = torch.cat(pieces)
         # A broadcast: the other processes add zeros.
         flat = processes.sum(flat if processes.rank == 0 else torch.zeros_like(flat))
-        parts = flat.split([buffer.numel() for buffer in some.values()])
-        theirs.update({key: part.view(x.shape).to(x.dtype) for (key, x), part in zip(some.items(), parts)})
+        for (key, buffer), part in zip(some.items(), flat.split([len(piece) for piece in pieces])):
+            theirs[key] = part.clone().view(buffer.dtype).view(buffer.shape)  # cloned: a view must be aligned
     return [(place, name, theirs.get(id(buffer), buffer)) for place, name, buffer in own]
-
-
-def _exchanged_as(dtype: torch.dtype) -> torch.dtype:
-    """A dtype that backends can sum, and that holds all values of the given one."""
-    narrow = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
-    return narrow.get(dtype, dtype)
 
 
 def _lend_buffers(originals: _Buffers) -> None:

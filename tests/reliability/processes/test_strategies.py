@@ -89,6 +89,7 @@ def test_synchronized_layers_without_running_statistics_are_refused():
 @pytest.mark.parametrize(("batch_stats", "world_size"), [(False, 2), (None, 1)])
 def test_no_warning_of_synchronized_layers_in_one_process_or_as_asked(batch_stats, world_size):
     assert "rsc_ratio" in start(RSCRatio(batch_stats=batch_stats), world_size)
+    assert start(MinWeightNorm(), 2) == ["min_weight_norm"]  # which runs no batches
 
 
 @pytest.mark.parametrize(("count", "training"), [(1, True), (2, False)])

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.measuring.processes import Processes
 
 from support.full_state import full_state
 from support.models import MODELS, hook_weight_norm, parametrized_weight_norm
@@ -161,6 +162,45 @@ def test_a_buffer_with_a_second_name_stays_one_tensor():
         assert model(torch.ones(1)).tolist() == [1.0]
     assert model.count.tolist() == [0.0]
     assert model.alias is model.count
+
+
+BUFFERS = {
+    "bytes": torch.tensor([1, 2, 3], dtype=torch.uint8),  # what follows is not aligned
+    "columns": torch.arange(6, dtype=torch.float64).view(2, 3).t(),
+    "int16": torch.tensor([-3], dtype=torch.int16),
+    "float16": torch.tensor([0.1, -2.0], dtype=torch.float16),
+    "flag": torch.tensor(True),
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "count": torch.tensor(-7),
+    "empty": torch.empty(0, 2),
+}
+
+
+class OneOfTwo(Processes):
+    """A process of two; the second one adds what the first one has sent."""
+
+    count = 2
+
+    def __init__(self, rank: int, sent: list[torch.Tensor]):
+        self.rank, self._sent = rank, sent
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        if self.rank == 0:
+            self._sent.append(values.clone())
+            return values
+        return values + self._sent.pop(0)
+
+
+def test_the_second_process_has_the_buffers_of_the_first_whatever_their_dtypes():
+    sent: list[torch.Tensor] = []
+    for rank in (0, 1):
+        model = nn.Module()
+        for name, value in BUFFERS.items():
+            model.register_buffer(name, value if rank == 0 else torch.zeros_like(value))
+        with preserve_state(model, processes=OneOfTwo(rank, sent)):
+            assert all(torch.equal(buffer, BUFFERS[name]) for name, buffer in model.named_buffers())
+    assert sent == []
+    assert not any(buffer.any() for buffer in model.buffers())
 
 
 def train(steps: int, measure: bool) -> dict[str, torch.Tensor]:
