@@ -21,6 +21,7 @@ from lightning_normtheory.callbacks.step.predictor import captured_inputs, captu
 from lightning_normtheory.callbacks.step.silence import muted
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, choose_parameters
 from lightning_normtheory.callbacks.step.training_step import call_training_step, training_step_loss
+from lightning_normtheory.linalg.arithmetic import without_autocast
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
@@ -145,7 +146,7 @@ class MeasuredFunction:
                     self.model, batch_stats=batch_stats, trained=self.theta.values(), processes=self.processes
                 ) as self.reset_state,
                 self.trainer.precision_plugin.forward_context(),
-                torch.autocast(self.model.device.type, enabled=False),  # mixed precision has the weights in full
+                without_autocast(self.model.device),  # mixed precision has the weights in full
                 torch.enable_grad(),
             ):
                 yield

@@ -20,6 +20,7 @@ from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.manual_step import ManualStep
 from lightning_normtheory.callbacks.step.predictor import Call, CallOutput, RecordedCalls, depends_on, find_call
 from lightning_normtheory.callbacks.step.training_step import call_training_step
+from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.model.checks import require_graph
 from lightning_normtheory.record.wording import join_names
@@ -164,7 +165,8 @@ class _Trial:
                 " are measured at the values that it sets, starting from those at the end of the epoch."
             )
         # Memory that is aligned differently, and kernels of other devices, may change the order of a sum.
-        rounding = max(16 * torch.finfo(first.dtype).eps, 0.0 if first.device.type == "cpu" else 1e-4)
+        coarse = operand_eps(first.device, first.dtype)
+        rounding = max(16 * torch.finfo(first.dtype).eps, coarse, 0.0 if first.device.type == "cpu" else 1e-4)
 
         def differs(second: Tensor) -> bool:
             return abs(float(first) - float(second)) > rounding * abs(float(first))

@@ -20,6 +20,7 @@ from lightning_normtheory.architecture.operations import (
     opaque,
     walk,
 )
+from lightning_normtheory.linalg.arithmetic import operand_eps
 
 __all__ = ["record_forward"]
 
@@ -104,8 +105,8 @@ def _replays(model: nn.Module, call: Callable[[Tensor], Tensor], last: Operation
 
 
 def _same(ours: Tensor, theirs: Tensor) -> bool:
-    # The same functions of the same numbers: only the order of summation may differ.
-    tol = 100 * torch.finfo(theirs.dtype).eps
+    # The same functions of the same numbers: only the order of summation may differ, and the rounding of operands.
+    tol = max(100 * torch.finfo(theirs.dtype).eps, operand_eps(theirs.device, theirs.dtype))
     return ours.shape == theirs.shape and bool(
         (ours - theirs).abs().max() <= tol * theirs.abs().max() + torch.finfo(theirs.dtype).tiny
     )

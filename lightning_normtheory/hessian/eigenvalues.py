@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.hessian.operator import LossHessian, Memory, hessian_operator
+from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.linalg.eigensolvers import Pair, Product, Which, lanczos, power_iteration
 
 __all__ = ["Eigenpair", "Method", "check_options", "hessian_eigenpairs", "hessian_top_eigenvalue", "leading_eigenpairs"]
@@ -34,7 +35,7 @@ class Eigenpair(NamedTuple):
         value: λ = vᵀHv.
         vector: the unit vector v, by parameter name.
         residual: ‖Hv − λv‖. Some eigenvalue is at most this far from λ; it need not be the wanted one. If the computed
-            H is not symmetric, at least its asymmetry.
+            H is not symmetric, at least its asymmetry. With TF32, 2ε‖H‖ larger, for the ε of its operands.
         converged: whether the residual met the tolerance.
         hvps: the number of Hessian-vector products.
     """
@@ -175,7 +176,12 @@ def leading_eigenpairs(
         found.append(_checked(hessian, pair, tol) if found else pair)
     if _warn_of_asymmetry(found[0]):
         found = [p._replace(residual=max(p.residual, p.asymmetry), converged=False) for p in found]
-    return [Eigenpair(p.value, hessian.space.unflatten(p.vector), p.residual, p.converged, p.products) for p in found]
+    rounding = 2 * operand_eps(hessian.space.device, hessian.space.dtype)
+    residuals = [pair.residual + rounding * pair.scale for pair in found]
+    return [
+        Eigenpair(p.value, hessian.space.unflatten(p.vector), residual, p.converged, p.products)
+        for p, residual in zip(found, residuals)
+    ]
 
 
 def _checked(hessian: LossHessian, pair: Pair, tol: float) -> Pair:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.hessian.operator import LossHessian, Memory, hessian_operator
+from lightning_normtheory.linalg.arithmetic import product_eps
 from lightning_normtheory.linalg.inner_products import dot
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.model.layers import layer_of_parameter
@@ -146,7 +147,7 @@ def _standard_error(samples: Tensor) -> Tensor:
 
 def _rounding(hessian: LossHessian, norm: float) -> float:
     """eps‖H‖ in each of the √p directions of a product with random signs; eps of the model, not of the sums."""
-    eps = max(torch.finfo(p.dtype).eps for p in hessian.space.parameters.values())
+    eps = max(product_eps(p.device, p.dtype) for p in hessian.space.parameters.values())
     return eps * norm * math.sqrt(hessian.space.size)
 
 

@@ -1,6 +1,7 @@
 """Linear algebra.
 
 * ``precision``: where float64 exists
+* ``arithmetic``: how a device rounds products of matrices
 * ``inner_products``: inner products of long vectors, summed in float64
 * ``eigensolvers``: power iteration and Lanczos, for maps that are known by their products
 * ``spectrum``: extreme eigenvalues and norms of dense matrices

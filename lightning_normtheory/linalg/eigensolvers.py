@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.linalg.inner_products import dot
 from lightning_normtheory.measuring.progress import tick
 
@@ -164,7 +165,7 @@ def batched_lanczos(
         values, vectors = krylov.ritz(which)
         scale = krylov.scale
         residuals = beta * vectors[:, -1, 0].abs()
-        exhausted = beta <= 10 * torch.finfo(w.dtype).eps * scale
+        exhausted = beta <= _rounding(w) * scale
         enough = tol if products >= at_least else 0.0
         for i in [i for i, pair in enumerate(pairs) if pair is None]:
             value, residual = float(values[i, 0]), float(residuals[i])
@@ -261,7 +262,12 @@ def _order(values: Tensor, which: Which) -> Tensor:
 
 def _small_enough(residual: float, value: float, scale: float, tol: float, like: Tensor) -> bool:
     # A residual below a few units in the last place of ‖H‖ is rounding: a zero eigenvalue never gets a smaller one.
-    return residual <= max(tol * abs(value), 10 * torch.finfo(like.dtype).eps * scale)
+    return residual <= max(tol * abs(value), _rounding(like) * scale)
+
+
+def _rounding(like: Tensor) -> float:
+    """The error of a product relative to ‖H‖: a few units in the last place, or the rounding of operands (TF32)."""
+    return max(10 * torch.finfo(like.dtype).eps, operand_eps(like.device, like.dtype))
 
 
 def _without(start: Tensor, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from lightning_normtheory.linalg.arithmetic import operand_eps, without_autocast, without_tf32
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes
 from lightning_normtheory.model.batches import SampleBatch
@@ -175,11 +176,12 @@ def effort_for_batches(
 
 @contextmanager
 def _measuring(model: nn.Module, batch_stats: bool | None) -> Iterator[Callable[[], object]]:
-    device = next(iter(model.parameters())).device.type
+    device = next(iter(model.parameters())).device
     with (
         preserve_state(model, batch_stats=batch_stats) as reset_state,
         torch.enable_grad(),
-        torch.autocast(device, enabled=False),
+        without_autocast(device),
+        without_tf32(),  # hardly any λ_min is far from the floor of TF32, and float64 is slower by far
     ):
         yield reset_state
 
@@ -200,6 +202,7 @@ def _result(task: KernelTask, source: GradientSource, found: Assembled, seen: Se
     if distinct is None:  # unknown is not equal
         distinct = samples
     coupled = isinstance(source, CoupledSamples)
+    lowest = min((leaf.tensor for leaf in source.leaves), key=lambda tensor: tensor.dtype.itemsize)
     return TangentKernel(
         direction + length + rest,
         direction,
@@ -207,7 +210,9 @@ def _result(task: KernelTask, source: GradientSource, found: Assembled, seen: Se
         rest,
         outputs=task.outputs,
         number_of_outputs=k,
-        dtype=min((leaf.tensor.dtype for leaf in source.leaves), key=lambda dtype: dtype.itemsize),
+        dtype=lowest.dtype,
+        operand_eps=operand_eps(lowest.device, lowest.dtype),
+        subtracted=any(w.v.requires_grad and not w.g.requires_grad for w in network.weights.maps.values()),
         parameters=sum(leaf.tensor.numel() for leaf in network.parameters),
         lengths=sum(leaf.tensor.numel() for leaf in network.parameters if leaf.part == "length"),
         rank_limit=_rank_limit(task, source, distinct),

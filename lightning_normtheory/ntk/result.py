@@ -39,6 +39,8 @@ class TangentKernel:
         outputs: ``"full"``, ``"trace"`` or ``"sum"``, as in `empirical_ntk`.
         number_of_outputs: k.
         dtype: of the products; sums are in float64.
+        operand_eps: ε of their operands, if the device rounds these to fewer digits (TF32); otherwise 0.
+        subtracted: whether the kernel is a difference: some directions are trained without their lengths.
         parameters: p, the number of trainable entries.
         lengths: the number of lengths g of WeightNorm among them.
         rank_limit: an upper bound of the rank, from the number of parameters and from duplicate samples.
@@ -60,6 +62,8 @@ class TangentKernel:
     parameters: int
     lengths: int
     rank_limit: int
+    operand_eps: float = 0.0
+    subtracted: bool = False
     duplicates: int = 0
     one_by_one: tuple[str, ...] = ()
     coupled: bool = False
@@ -116,8 +120,20 @@ class TangentKernel:
 
     @property
     def floor(self) -> float:
-        """Error bound of λ_min: (ε of the products + n ε of float64, for sums and decomposition) times λ_max."""
-        return relative_floor(len(self.kernel), self.dtype) * self.lambda_max
+        """Error bound of λ_min: (ε of the products + n ε of float64, for sums and decomposition) times λ_max.
+
+        If the device rounds the operands of products to ε' (TF32), the kernel is that of a Jacobian J with such errors.
+        λ_min = σ² then errs by 2σ‖ΔJ‖ + ‖ΔJ‖², by Weyl's inequality: plus ε'√(λ_min λ_max)/2 + ε'² λ_max, since the
+        errors of the first term, an inner product, are of either sign."""
+        return self._floor(self.lambda_min, self.lambda_max, self.subtracted)
+
+    def _floor(self, low: float, high: float, subtracted: bool) -> float:
+        """The error bound of the eigenvalue ``low`` of a part, whose largest one is ``high``."""
+        eps = self.operand_eps
+        own = torch.finfo(self.dtype).eps + len(self.kernel) * torch.finfo(torch.float64).eps
+        if subtracted:  # errors of numbers of the size of K, which no smaller factor multiplies
+            return (own + eps) * high
+        return (own + eps**2) * high + eps / 2 * (max(low, 0.0) * high) ** 0.5
 
     @property
     def condition_number(self) -> float:
@@ -147,8 +163,9 @@ class TangentKernel:
         In DGM's network K_direction falls like 1/α² while K_length stays: this is α*/α, where α* is the α at which the
         two are equal. An eigenvalue below its floor counts as zero; NaN if both are."""
         # The part of the directions is a difference of numbers of the size of K; that of the lengths is not.
-        length_floor = relative_floor(len(self.length), self.dtype) * largest_eigenvalue(self.length)
-        direction = self.direction_lambda_min if self.direction_lambda_min > self.floor else 0.0
+        length_floor = self._floor(self.length_lambda_min, largest_eigenvalue(self.length), False)
+        direction_floor = self._floor(self.direction_lambda_min, self.lambda_max, True)
+        direction = self.direction_lambda_min if self.direction_lambda_min > direction_floor else 0.0
         length = self.length_lambda_min if self.length_lambda_min > length_floor else 0.0
         if length == 0.0:
             return float("inf") if direction > 0 else float("nan")
@@ -190,13 +207,19 @@ class TangentKernel:
         """
         if not bool(torch.isfinite(self.kernel).all()):
             return True
-        if self.lambda_min_error > self.floor:
+        if self.by_direction is not None and self.lambda_min_error > self.floor:
             return False
-        parts = [self.kernel]
+        parts = [(self.kernel, self.subtracted)]
         if bool(self.length.any()) and bool(self.direction.any()) and self.lengths >= len(self.kernel):
-            parts += [self.length, self.direction]
-        limit = _NEAR * relative_floor(len(self.kernel), self.dtype)
-        return any(not exceeds(part, limit * float(part.norm())) for part in parts)  # ‖K‖_F ≥ λ_max
+            parts += [(self.length, False), (self.direction, True)]
+        # ‖K‖_F ≥ λ_max
+        return any(not exceeds(part, self._accurate_from(float(part.norm()), minus)) for part, minus in parts)
+
+    def _accurate_from(self, high: float, subtracted: bool) -> float:
+        """The eigenvalue that is `_NEAR` times its floor: the root of λ = a + b√λ."""
+        a = _NEAR * self._floor(0.0, high, subtracted)
+        b = 0.0 if subtracted else _NEAR * self.operand_eps / 2 * high**0.5
+        return (b / 2 + (b * b / 4 + a) ** 0.5) ** 2
 
 
 def _standard_error(values: Tensor) -> Tensor:
@@ -204,8 +227,3 @@ def _standard_error(values: Tensor) -> Tensor:
     if len(values) == 1:
         return torch.full_like(values[0], torch.nan)
     return values.std(0) / len(values) ** 0.5
-
-
-def relative_floor(size: int, products: torch.dtype) -> float:
-    """The floor of a kernel with ``size`` rows, in units of its largest eigenvalue."""
-    return torch.finfo(products).eps + size * torch.finfo(torch.float64).eps

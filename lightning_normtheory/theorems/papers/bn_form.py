@@ -6,6 +6,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.model.layers import batch_norm_layers
 
 __all__ = ["BatchNormForm", "BatchNormNetwork", "batchnorm_form", "batchnorm_network"]
@@ -168,8 +169,9 @@ def batchnorm_form(model: nn.Module, x: Tensor, outputs: Tensor) -> BatchNormFor
     if not bool((factors > 0).all()):
         return "a unit is constant on these samples, or a value is not finite"
     form = BatchNormForm(network, factors, centered)
-    # Half of the model's digits: rounding in the network is far smaller.
-    tol = torch.finfo(outputs.dtype).eps ** 0.5 * float((form.features_a @ _double(network.a).abs()).max())
+    # Half of the model's digits: rounding in the network is far smaller, unless operands are rounded more (TF32).
+    eps = max(torch.finfo(outputs.dtype).eps ** 0.5, operand_eps(outputs.device, outputs.dtype))
+    tol = eps * float((form.features_a @ _double(network.a).abs()).max())
     if not float((form.outputs - _double(outputs).flatten()).abs().max()) <= tol:
         return "the outputs are not those of a two-layer ReLU network with the statistics of this batch"
     return form if tol > 0 else "the outputs are all zero, so the activation cannot be checked"
