@@ -98,9 +98,7 @@ class RademacherBoundDiagnostic(Diagnostic):
         form = measurement.theory.batchnorm_form(_SAMPLES) if self._initial is not None else ""
         if isinstance(form, str) or self._initial is None or form.v.shape != self._initial.shape:
             return None
-        return batchnorm_rademacher(
-            form.a.cpu(), form.c.cpu(), form.v.cpu(), self._initial, form.x_centered, form.factors, n=n
-        )
+        return batchnorm_rademacher(form.a, form.c, form.v, self._initial, form.x_centered, form.factors, n=n)
 
     def state_dict(self) -> dict[str, Any]:
         return {"initial": self._initial}

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lightning_normtheory.autodiff.graph import refuse_reentrant_checkpoints
 from lightning_normtheory.linalg.inner_products import exact_dot
+from lightning_normtheory.linalg.precision import device_for_float64
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_output_samples, list_batches, require_graph, trainable_parameters
@@ -174,8 +175,7 @@ def _sum_of_products(first: Sequence[Tensor | None], second: Sequence[Tensor | N
 
 
 def zero_gradient(parameters: dict[str, nn.Parameter]) -> Tensor:
-    """Return a zero vector (p,) to add gradients to."""
+    """Return a zero vector (p,) in float64 to add gradients to, on the CPU if their device has no float64."""
     first = next(iter(parameters.values()))
-    # Apple's GPUs have no float64.
-    dtype = torch.float32 if first.device.type == "mps" else torch.float64
-    return torch.zeros(sum(p.numel() for p in parameters.values()), dtype=dtype, device=first.device)
+    device = device_for_float64(first.device)
+    return torch.zeros(sum(p.numel() for p in parameters.values()), dtype=torch.float64, device=device)

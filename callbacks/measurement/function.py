@@ -22,6 +22,7 @@ from lightning_normtheory.callbacks.step.silence import muted
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, choose_parameters
 from lightning_normtheory.callbacks.step.training_step import call_training_step, training_step_loss
 from lightning_normtheory.linalg.arithmetic import without_autocast
+from lightning_normtheory.linalg.precision import device_for_float64
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
@@ -334,8 +335,8 @@ class MeasuredFunction:
 
     @property
     def sum_device(self) -> torch.device:
-        """The device for sums in double precision, which MPS lacks."""
-        return torch.device("cpu") if self.model.device.type == "mps" else self.model.device
+        """The device for sums in float64."""
+        return device_for_float64(self.model.device)
 
     @property
     def summing(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class GapMetric(Metric):
         if samples == 0:
             return  # 0 · ∞ would be NaN
         self.samples[int(validation)] += samples
-        self.loss_sums[int(validation)] += samples * loss.detach()
+        self.loss_sums[int(validation)] += samples * loss.detach().to(self.device)
 
     def compute(self) -> Gap:
         """Return the gap over all batches, of this process and of the other ones."""

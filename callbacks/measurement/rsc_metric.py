@@ -56,7 +56,7 @@ class RSCMetric(Metric):
             self.predictor_gradient_sum = self.predictor_gradient_sum.new_zeros(sum(self._sizes))
         self.samples += samples
         self.outputs += outputs
-        self.loss_sum += samples * loss.detach()
+        self.loss_sum += samples * loss.detach().to(self.device)
         add_gradients(self.loss_gradient_sum, loss_gradients, samples, self._sizes)
         add_gradients(self.predictor_gradient_sum, predictor_gradients, 1, self._sizes)
 

@@ -100,7 +100,7 @@ def _known(sampler: Any) -> Population | None:
     if _iterates_as(sampler, SubsetRandomSampler):
         return Population(list(dict.fromkeys(int(index) for index in sampler.indices)))
     if _iterates_as(sampler, WeightedRandomSampler):
-        weights = torch.as_tensor(sampler.weights, dtype=torch.float64)
+        weights = torch.as_tensor(sampler.weights, dtype=torch.float64).cpu()
         positive = weights > 0
         return Population(positive.nonzero().flatten().tolist(), weights[positive])
     return None

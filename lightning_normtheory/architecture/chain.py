@@ -21,6 +21,7 @@ from lightning_normtheory.architecture.operations import (
     Sum,
     walk,
 )
+from lightning_normtheory.linalg.precision import norm_in_float64, to_float64
 
 __all__ = ["Chain", "Link", "LinkBounds", "chain_of", "link_bounds"]
 
@@ -50,7 +51,7 @@ class Link:
     def lengths_and_norms(self) -> tuple[Tensor, Tensor]:
         """|g_i| and ‖v_i‖ under WeightNorm."""
         g, v = self.affine.origin.tensors
-        return g.detach().double().abs().flatten(), _unit_norms(g, v)
+        return to_float64(g.detach()).abs().flatten(), _unit_norms(g, v)
 
 
 @dataclass(frozen=True)
@@ -229,4 +230,4 @@ def _unit_norms(g: Tensor, v: Tensor) -> Tensor:
     """Return ‖v_i‖ in the order of g."""
     axes = [axis for axis in range(v.dim()) if g.dim() == 0 or g.shape[axis] == 1]
     v = v.detach()
-    return (torch.linalg.vector_norm(v, dim=axes, dtype=torch.float64) if axes else v.double().abs()).flatten()
+    return (norm_in_float64(v, axes) if axes else to_float64(v).abs()).flatten()

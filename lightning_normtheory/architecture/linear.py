@@ -17,6 +17,7 @@ from lightning_normtheory.architecture.operations import (
     Operation,
     Origin,
 )
+from lightning_normtheory.linalg.precision import device_for_float64
 
 __all__ = ["affine_step", "linear_step"]
 
@@ -123,7 +124,9 @@ def _keeps_samples_separate(call: TorchCall, result: Tensor) -> bool:
     n, shape = len(result), call.nodes[0].shape
     if (call.option(2, "training", False) is True and "dropout" in call.name) or not result.is_floating_point():
         return False
-    marks = torch.arange(n * math.prod(shape), dtype=torch.float64).reshape(n, *shape)
+    # On the device of the values: the call may have tensors there. In float32, too many marks are not distinct.
+    dtype = torch.float64 if device_for_float64(result.device) == result.device else torch.float32
+    marks = torch.arange(n * math.prod(shape), dtype=dtype, device=result.device).reshape(n, *shape)
     try:
         moved, straight = call.replay(marks.flip(0)), call.replay(marks)
     except Exception:  # noqa: BLE001  # for example, a dtype that it does not accept

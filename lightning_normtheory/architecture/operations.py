@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from lightning_normtheory.architecture.activations import ActivationConstants
+from lightning_normtheory.linalg.precision import norm_in_float64, to_float64
 from lightning_normtheory.linalg.spectrum import spectral_norm
 
 __all__ = [
@@ -109,17 +109,17 @@ class Affine(Operation):
     @cached_property
     def frobenius(self) -> float:
         """‖A‖_F, or an upper bound."""
-        return math.sqrt(self.positions) * float(torch.linalg.vector_norm(self.weight, dtype=torch.float64))
+        return math.sqrt(self.positions) * float(norm_in_float64(self.weight))
 
     @cached_property
     def row(self) -> float:
         """The largest norm of a row of A."""
-        return float(torch.linalg.vector_norm(self.weight, dim=1, dtype=torch.float64).max())
+        return float(norm_in_float64(self.weight, dim=1).max())
 
     @cached_property
     def bias_norm(self) -> float:
         """‖b‖, with b repeated at every position."""
-        return 0.0 if self.bias is None else math.sqrt(self.positions) * float(self.bias.double().norm())
+        return 0.0 if self.bias is None else math.sqrt(self.positions) * float(to_float64(self.bias).norm())
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class EntrywiseScaling(Operation):
 
     @cached_property
     def shift_norm(self) -> float:
-        return 0.0 if self.shift is None else float(self.shift.double().expand(self.shape).norm())
+        return 0.0 if self.shift is None else float(to_float64(self.shift).expand(self.shape).norm())
 
 
 @dataclass(frozen=True, eq=False)

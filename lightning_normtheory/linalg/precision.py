@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-__all__ = ["device_for_float64", "to_float64"]
+__all__ = ["device_for_float64", "norm_in_float64", "to_float64"]
 
 
 @cache
@@ -36,3 +36,13 @@ def to_float64(tensor: Tensor) -> Tensor:
         tensor([1., 1.], dtype=torch.float64)
     """
     return tensor.to(device_for_float64(tensor.device)).to(torch.float64)
+
+
+def norm_in_float64(tensor: Tensor, dim: int | list[int] | None = None) -> Tensor:
+    """Compute ‖x‖₂ of all entries, or along some axes, with a sum in float64, where `to_float64` puts it.
+
+    Example:
+        >>> norm_in_float64(torch.tensor([[3.0, 4.0], [0.0, 2.0]]), dim=1)
+        tensor([5., 2.], dtype=torch.float64)
+    """
+    return torch.linalg.vector_norm(tensor.to(device_for_float64(tensor.device)), dim=dim, dtype=torch.float64)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.linalg.eigensolvers import Product, batched_lanczos, lanczos
+from lightning_normtheory.linalg.precision import norm_in_float64, to_float64
 
 __all__ = ["exceeds", "largest_eigenvalue", "smallest_eigenvalue", "spectral_norm"]
 
@@ -107,11 +108,12 @@ def spectral_norm(matrix: Tensor) -> float:
     if not bool(torch.isfinite(matrix).all()):
         return float("nan")
     if matrix.shape[1] <= _SMALL:
-        gram = matrix.double().mT @ matrix.double()
+        wide = to_float64(matrix)
+        gram = wide.mT @ wide
         return max(largest_eigenvalue(gram), 0.0) ** 0.5
     matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     starts = torch.randn(_STARTS, matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
     options: dict[str, Any] = {"tol": 0.0, "max_products": _STEPS, "basis": _STEPS + 1}
     found = batched_lanczos(lambda v: (v @ matrix.mT) @ matrix, starts, which="algebraic", **options)
     largest = max(pair.value for pair in found)
-    return min((largest / (1 - _SHORTFALL)) ** 0.5, float(torch.linalg.vector_norm(matrix, dtype=torch.float64)))
+    return min((largest / (1 - _SHORTFALL)) ** 0.5, float(norm_in_float64(matrix)))

@@ -63,7 +63,7 @@ def hold_batch_statistics(
                 hook.remove()
         for i, found in enumerate(calls):
             if found:
-                sums[i] += samples * torch.stack(found).mean(0).to("cpu", torch.float64)
+                sums[i] += samples * torch.stack(found).mean(0).cpu().to(torch.float64)
                 weights[i] += samples
     reset_state()
     for layer, total, weight in zip(held, sums, weights):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_normtheory.linalg.precision import device_for_float64
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.ntk.directions import Cotangents
@@ -96,7 +97,7 @@ def _empty_blocks(source: GradientSource, per_sample: int, device: torch.device,
     present = {leaf.layer for leaf in source.leaves}
     ordered = [leaf.layer for leaf in source.network.parameters if leaf.layer in present]
     names: dict[str | None, None] = dict.fromkeys(ordered if layers else [None])
-    device = device if device.type != "mps" else torch.device("cpu")  # MPS has no float64
+    device = device_for_float64(device)
     return {
         name: {part: torch.zeros(size, size, dtype=torch.float64, device=device) for part in PARTS} for name in names
     }

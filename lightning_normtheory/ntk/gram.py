@@ -4,9 +4,9 @@ The gradient of a weight matrix is a sum of outer products over positions p (the
 a sequence; one position for a layer on vectors): ∇_i = Σ_p r_ip c_ipᵀ. So ⟨∇_i, ∇_j⟩ = Σ_pq (r_ip·r_jq)(c_ip·c_jq).
 
 Every function adds the block of samples (i, j) to ``out``, a float64 matrix, from products in the dtype of the factors.
-With ``upper`` the second samples are the first ones, and only entries on and above the diagonal are valid; the others
-follow by symmetry. Gradients of several outputs are a list whose Gram matrices are added up, or an axis q of one
-tensor, if each output has its own rows.
+``out`` is on the CPU if the device of the factors has no float64. With ``upper`` the second samples are the first ones,
+and only entries on and above the diagonal are valid; the others follow by symmetry. Gradients of several outputs are a
+list whose Gram matrices are added up, or an axis q of one tensor, if each output has its own rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ def add_gram(targets: Sequence[Target], xs: Sequence[Tensor], ys: Sequence[Tenso
             total = _add_product(total, torch.cat(left) if len(left) > 1 else left[0], y[cols])
         assert total is not None
         for target, product in zip(targets, total.chunk(len(targets))):
-            target.out[rows, cols].add_(product, alpha=target.sign)
+            target.out[rows, cols].add_(product.to(target.out.device), alpha=target.sign)
 
 
 def _add_product(total: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def _add_summed(out: Tensor, products: Tensor, tile: tuple[slice, slice]) -> Non
     n, q, T, m, _, S = products.shape
     summed = products if T == S == 1 else products.sum((2, 5))
     i, j = (slice(part.start * q, part.stop * q) for part in tile)
-    out[i, j] += summed.reshape(n * q, m * q)
+    out[i, j] += summed.reshape(n * q, m * q).to(out.device)
 
 
 def _inner(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:

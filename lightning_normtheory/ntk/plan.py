@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_normtheory.linalg.precision import device_for_float64
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.processes import Refusal
 from lightning_normtheory.measuring.progress import tick
@@ -259,8 +260,9 @@ def _exact_norms(output: Tensor, weights: Tensor, leaves: Sequence[Leaf]) -> lis
 
 @torch.no_grad()
 def _agrees(leaf: Leaf, factors: LeafFactors, samples: int, exact: dict[Part, float]) -> bool:
+    device = device_for_float64(leaf.tensor.device)
     out: dict[Part, Tensor] = {
-        part: torch.zeros(samples, samples, dtype=torch.float64, device=leaf.tensor.device) for part in exact
+        part: torch.zeros(samples, samples, dtype=torch.float64, device=device) for part in exact
     }
     add_parts(out, leaf.part, factors, factors, weight_norm=leaf.weight_norm)
     a = _coefficients(samples, next(iter(out.values())))

@@ -28,6 +28,7 @@ from lightning_normtheory.architecture.operations import (
     Sum,
     walk,
 )
+from lightning_normtheory.linalg.precision import to_float64
 
 __all__ = ["Complexity", "NoBound", "network_complexity"]
 
@@ -217,10 +218,10 @@ class _Peeling:
         """
         if isinstance(output, Affine):
             before = states[id(output.source)]
-            bias = torch.zeros(len(output.weight)) if output.bias is None else output.bias
-            rows = torch.hypot(output.weight.double().norm(dim=1), bias.double())
-            self.radii += rows.tolist()
-            return tuple(before.factor * float(row) for row in rows), before.log_kappa
+            weight, bias = _wide(output)
+            rows = torch.hypot(weight.norm(dim=1), bias).tolist()
+            self.radii += rows
+            return tuple(before.factor * row for row in rows), before.log_kappa
         state = states[id(output)]
         return (state.factor,) * max(output.size, 1), state.log_kappa
 
@@ -246,20 +247,23 @@ def _layer_before(step: Activation) -> _Layer:
 
 def _folded(affine: Affine, scaling: EntrywiseScaling | None) -> tuple[Tensor, Tensor]:
     """Return the rows and biases of s∘(Wh + b) + t; a scale that varies within a unit becomes its maximum."""
-    weight = affine.weight.double()
-    units = len(weight)
-    bias = torch.zeros(units, dtype=torch.float64) if affine.bias is None else affine.bias.double().cpu()
-    weight = weight.cpu()
+    weight, bias = _wide(affine)
     if scaling is None:
         return weight, bias
     scale = _per_unit(scaling.scale, affine)
-    shift = torch.zeros(units, dtype=torch.float64) if scaling.shift is None else _per_unit(scaling.shift, affine)
+    shift = torch.zeros_like(bias) if scaling.shift is None else _per_unit(scaling.shift, affine)
     return weight * scale[:, None], bias.abs() * scale.abs() + shift.abs()
+
+
+def _wide(affine: Affine) -> tuple[Tensor, Tensor]:
+    """Return the rows and biases in float64."""
+    weight = to_float64(affine.weight)
+    return weight, weight.new_zeros(len(weight)) if affine.bias is None else to_float64(affine.bias)
 
 
 def _per_unit(value: Tensor, affine: Affine) -> Tensor:
     units = len(affine.weight)
-    value = value.double().cpu()
+    value = to_float64(value)
     form = (units,) + (1,) * (len(affine.shape) - 1) if affine.units_first else (units,)
     if value.numel() == units and tuple(value.shape) == form:
         return value.reshape(units)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_normtheory.linalg.precision import device_for_float64, to_float64
 from lightning_normtheory.record.wording import join_names
 
 __all__ = ["KnownLoss", "as_targets", "identify_loss", "same_loss"]
@@ -60,7 +61,7 @@ class KnownLoss(NamedTuple):
             targets: y (n, k), needed for the square loss; without them the result is NaN.
         """
         if self.is_square:
-            return math.nan if targets is None else self.scale * float(targets.double().square().sum(1).mean())
+            return math.nan if targets is None else self.scale * float(to_float64(targets).square().sum(1).mean())
         return math.log(self.classes) if self.name == "cross_entropy" else self.scale * self.terms * math.log(2)
 
 
@@ -85,7 +86,7 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss |
         >>> identify_loss(float(F.nll_loss(f.log_softmax(1), y)), f, y)
         KnownLoss(name='cross_entropy', scale=1.0, largest_target=0.0, classes=2, terms=1)
     """
-    outputs, targets = outputs.detach(), targets.detach()
+    outputs, targets = outputs.detach(), targets.detach().to(device_for_float64(outputs.device))
     for loss, found in _losses_of_numbers(outputs.reshape(len(outputs), -1), targets):
         if _equal(found, value):
             return loss
@@ -125,7 +126,8 @@ def _losses_of_numbers(outputs: Tensor, targets: Tensor) -> Iterator[tuple[Known
 
     def pieces() -> Iterator[tuple[Tensor, Tensor | None]]:
         for f, y in zip(outputs.split(rows), targets.split(rows)):
-            yield f.double(), as_targets(f.double(), y)
+            f = to_float64(f)
+            yield f, as_targets(f, y)
 
     squares: list[Tensor] = []
     largest, low, high, signs = 0.0, math.inf, -math.inf, True
@@ -181,7 +183,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, known: Tensor) -> float:
     """Return the mean over the rows whose labels are known."""
     total, rows = 0.0, max(1, _PIECE // logits.shape[1])
     for f, y, of in zip(logits.split(rows), labels.split(rows), known.split(rows)):
-        total += float(F.cross_entropy(f[of].double(), y[of].long(), reduction="sum"))
+        total += float(F.cross_entropy(to_float64(f[of]), y[of].long(), reduction="sum"))
     return total / max(int(known.sum()), 1)
 
 
@@ -211,7 +213,7 @@ def as_targets(outputs: Tensor, targets: Tensor) -> Tensor | None:
     """
     n, k = outputs.shape
     if targets.dim() > 0 and len(targets) == n and targets.numel() == n * k:
-        return targets.detach().to(outputs).reshape(n, k)
+        return targets.detach().to(outputs.device).to(outputs.dtype).reshape(n, k)
     integral = targets.dim() == 1 and len(targets) == n and not targets.is_floating_point()
     if integral and k > 1 and int(targets.min()) >= 0 and int(targets.max()) < k:
         return F.one_hot(targets.long(), k).to(outputs)

@@ -12,6 +12,7 @@ from lightning_normtheory.architecture.activations import ActivationConstants
 from lightning_normtheory.architecture.chain import Chain, Link, chain_of
 from lightning_normtheory.architecture.operations import Activation, Affine, LogSoftmax, Operation, walk
 from lightning_normtheory.architecture.recorder import record_forward
+from lightning_normtheory.linalg.precision import norm_in_float64, to_float64
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.model.layers import batch_norm_layers
 from lightning_normtheory.record.wording import join_names
@@ -164,7 +165,7 @@ def input_norms(x: Tensor) -> Tensor:
         (tensor([5.], dtype=torch.float64), tensor([2.], dtype=torch.float64))
     """
     samples = x.detach().flatten(1) if x.dim() > 1 else x.detach()[:, None]
-    return (samples.double() if x.is_floating_point() else torch.ones_like(samples).double()).norm(dim=1)
+    return to_float64(samples if x.is_floating_point() else torch.ones_like(samples)).norm(dim=1)
 
 
 def _by_layer(links: Iterable[Link], differences: Callable[[Link], list[str]]) -> tuple[str, ...]:
@@ -187,9 +188,9 @@ def _differences_to_weight_norm(link: Link) -> list[str]:
         return ["no WeightNorm"]
     found = _is_convolution(affine) + _has_bias(affine) + _has_factor(link)
     g, v = affine.origin.tensors
-    norms = torch.linalg.vector_norm(affine.weight, dim=1, dtype=torch.float64)
+    norms, lengths = norm_in_float64(affine.weight, dim=1), to_float64(g.detach()).abs().flatten()
     # An embedding or a transposed convolution has its units on another axis.
-    if affine.origin.dim != 0 or g.numel() != len(norms) or not _all_close(norms / g.detach().abs().flatten(), 1.0):
+    if affine.origin.dim != 0 or g.numel() != len(norms) or not _all_close(norms / lengths, 1.0):
         found.append("not one length g per unit")
     elif g.requires_grad:
         found.append("trained lengths g")

@@ -42,7 +42,7 @@ def batchnorm_rademacher(
         >>> round(batchnorm_rademacher(one, one, one[:, None], one[:, None], torch.tensor([[1.0], [-1.0]]), one), 4)
         1.4142
     """
-    a, c, v, v0, x, factors = (t.detach().to(torch.float64) for t in (a, c, v, v0, x_centered, factors))
+    a, c, v, v0, x, factors = (t.detach().cpu().to(torch.float64) for t in (a, c, v, v0, x_centered, factors))
     m = a.numel()
     if v.dim() != 2 or v0.shape != v.shape or x.dim() != 2 or x.shape[1:] != v.shape[1:] or len(v) != m or len(x) == 0:
         raise ValueError(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.linalg.spectrum import largest_eigenvalue, smallest_eigenvalue
 from lightning_normtheory.model.layers import weight_norm_parameters
 
@@ -39,7 +40,7 @@ def infinite_width_kernels(x: Tensor) -> InfiniteWidthKernels:
     """
     if x.dim() != 2 or len(x) == 0:
         raise ValueError(f"Expected samples of shape (n, d), but got {tuple(x.shape)}. Flatten them first.")
-    x = x.detach().to(torch.float64)
+    x = to_float64(x.detach())
     d = x.shape[1]
     norms = x.norm(dim=1, keepdim=True)
     unit = x / norms.clamp_min(torch.finfo(torch.float64).tiny)

@@ -181,7 +181,7 @@ def rsc_radii(weights: Sequence[Tensor], initial: Sequence[Tensor]) -> RSCRadii:
             "Expected the matrices W_1, …, W_L of hidden layers of one width and those of the output layer, but got"
             f" the shapes {shapes}. The theorems are for equal widths."
         )
-    now, then = ([w.detach().to("cpu", torch.float64) for w in each] for each in (weights, initial))
+    now, then = ([w.detach().cpu().to(torch.float64) for w in each] for each in (weights, initial))
     gamma = max(spectral_norm(w) for w in now[:-1]) / math.sqrt(len(now[0]))
     rho = max(spectral_norm(w - w0) for w, w0 in zip(now[:-1], then[:-1]))
     return RSCRadii(gamma, rho, float((now[-1] - then[-1]).norm(dim=-1).max()), float(then[-1].norm(dim=-1).max()))

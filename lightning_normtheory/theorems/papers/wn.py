@@ -3,8 +3,9 @@
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
+
+from lightning_normtheory.linalg.precision import to_float64
 
 __all__ = ["WeightNormConstants", "check_cosine", "check_counts", "check_sizes", "mean_square", "weightnorm_constants"]
 
@@ -81,6 +82,7 @@ def weightnorm_constants(
     Example:
         L = m = w = s = 1, β_φ = ½, φ(0) = 0, y = 0: H̄ = 2·4 + 4, ϱ² = 1 + 4, φ̄ = 2, β = 10 + 24√2
 
+        >>> import torch
         >>> c = weightnorm_constants(depth=1, width=1, w_min=1.0, beta_phi=0.5, targets=torch.zeros(3))
         >>> c.hessian, round(c.gradient**2, 9), c.loss, c.lipschitz, c.alpha, round(c.beta - 24 * 2**0.5, 9)
         (12.0, 5.0, 2.0, 1.0, None, 10.0)
@@ -124,6 +126,7 @@ def mean_square(targets: Tensor) -> tuple[float, int]:
     """Compute (1/n) Σ_i ‖y_i‖² in float64 and the number k of outputs, for targets of shape (n,) or (n, k).
 
     Example:
+        >>> import torch
         >>> mean_square(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
         (13.0, 2)
     """
@@ -132,8 +135,7 @@ def mean_square(targets: Tensor) -> tuple[float, int]:
             f"Expected targets of shape (n,) or (n, k) with n, k ≥ 1, but got {tuple(targets.shape)}. Flatten the"
             " outputs of every sample first, and convert class labels to one-hot vectors."
         )
-    # Apple's GPUs have no float64.
-    y = targets.detach().cpu().to(torch.float64)
+    y = to_float64(targets.detach())
     return float(y.square().sum()) / len(y), 1 if y.dim() == 1 else y.shape[1]
 
 
