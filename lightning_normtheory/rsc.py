@@ -128,9 +128,13 @@ def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: flo
         >>> total
         tensor([2., 2., 0.], dtype=torch.float64)
     """
-    for part, gradient in zip(total.split(list(sizes)), gradients):
-        if gradient is not None:
-            part.add_(gradient.detach().reshape(-1).to(total.device), alpha=weight)
+    pairs = [(part, g.detach().reshape(-1)) for part, g in zip(total.split(list(sizes)), gradients) if g is not None]
+    parts, found = [part for part, _ in pairs], [g for _, g in pairs]
+    if len({g.device for g in found}) == 1 and found[0].device != total.device:
+        # The host waits for every copy from a device: make one.
+        found = list(torch.cat(found).to(total.device).split([len(g) for g in found]))
+    for part, gradient in zip(parts, found):
+        part.add_(gradient.to(total.device), alpha=weight)
 
 
 def rsc_of_one_batch(

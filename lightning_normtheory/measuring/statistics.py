@@ -46,8 +46,8 @@ def hold_batch_statistics(
     modules = batch_norm_layers(model).values()
     # Any: to the type checker, the statistics may be missing.
     held: list[Any] = [layer for layer in modules if layer.training and layer.running_mean is not None]
-    sums = [torch.zeros(2, layer.running_mean.numel(), dtype=torch.float64) for layer in held]
-    weights = [0] * len(held)
+    means: list[list[Tensor]] = [[] for _ in held]
+    weights: list[list[int]] = [[] for _ in held]
     for forward, samples in passes if held else ():
         reset_state()
         calls: list[list[Tensor]] = [[] for _ in held]
@@ -63,13 +63,15 @@ def hold_batch_statistics(
                 hook.remove()
         for i, found in enumerate(calls):
             if found:
-                sums[i] += samples * torch.stack(found).mean(0).cpu().to(torch.float64)
-                weights[i] += samples
+                means[i].append(torch.stack(found).mean(0))
+                weights[i].append(samples)
     reset_state()
-    for layer, total, weight in zip(held, sums, weights):
+    for layer, each, sizes in zip(held, means, weights):
         layer.training = False
-        if weight > 0:
-            mean, variance = total / weight
+        if sum(sizes) > 0:
+            # In float64, which not every device has.
+            wide = torch.stack(each).cpu().to(torch.float64)
+            mean, variance = sum(n * one for n, one in zip(sizes, wide)) / sum(sizes)
             layer.running_mean.copy_(mean)
             layer.running_var.copy_(variance)
 
