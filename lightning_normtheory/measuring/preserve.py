@@ -36,7 +36,7 @@ def preserve_state(
 
     Args:
         model: its parameters, buffers, ``.grad``, train/eval flags and python attributes are restored on exit, and so
-            are the random generators of python, numpy and torch. Inside, ``.grad`` is empty.
+            are the random generators of python, numpy and torch, on all devices. Inside, ``.grad`` is empty.
         batch_stats: ``True``: BatchNorm uses the statistics of the batch; ``False``: the running statistics;
             ``None``: each BatchNorm keeps its own train/eval flag.
         seed: of the random generators inside.
