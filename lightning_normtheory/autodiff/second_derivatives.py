@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 
+from lightning_normtheory.autodiff.composed import composed_operations
 from lightning_normtheory.autodiff.graph import nodes, refuse_reentrant_checkpoints
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.record.wording import join_names
@@ -27,15 +28,15 @@ class SecondDerivativeError(RuntimeError):
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Make attention and parametrized weights twice differentiable inside the block.
+    """Make attention, recurrent layers, max pooling and parametrized weights twice differentiable inside the block.
 
-    Attention uses the one implementation with a second derivative, not a fused one. Parametrized weights are computed
-    again, even in a ``parametrize.cached()`` block.
+    Attention uses the one implementation with a second derivative, not a fused one, and so do recurrent layers and max
+    pooling (`composed_operations`). Parametrized weights are computed again, even in a ``parametrize.cached()`` block.
     """
     caching = parametrize._cache_enabled
     parametrize._cache_enabled = 0
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), composed_operations():
             yield
     finally:
         parametrize._cache_enabled = caching

@@ -1,7 +1,6 @@
 """WeightNorm that can be differentiated twice: PyTorch's own operation has a wrong second derivative."""
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -10,6 +9,8 @@ import torch
 import torch.nn.utils.weight_norm  # the module, which the function of the same name hides
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from lightning_normtheory.autodiff.composed import replaced
 
 __all__ = ["ComposedWeightNorm", "EffectiveWeights", "WeightNormMap"]
 
@@ -114,27 +115,9 @@ class EffectiveWeights(ComposedWeightNorm):
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:
-        """Inside, also replace the operation in forward passes that checkpointing repeats within a backward pass.
-
-        No torch function mode is active there, so the name under which PyTorch's WeightNorms find the operation is
-        replaced, for this thread and those of autograd; another thread of the user may be training another model.
-        """
-        owner = threading.get_ident()
-
-        def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-            autograd = isinstance(threading.current_thread(), threading._DummyThread)
-            ours = autograd or threading.get_ident() == owner
-            return self.weight_norm(v, g, dim) if ours else _fused_weight_norm(v, g, dim)
-
-        places = (torch, sys.modules["torch.nn.utils.weight_norm"])
-        before = [place._weight_norm for place in places]
-        for place in places:
-            place._weight_norm = weight_norm  # type: ignore[attr-defined]
-        try:
+        """Inside, also replace the operation in forward passes that checkpointing repeats within a backward pass."""
+        with replaced({"_weight_norm": self.weight_norm}, torch, sys.modules["torch.nn.utils.weight_norm"]):
             yield
-        finally:
-            for place, original in zip(places, before):
-                place._weight_norm = original  # type: ignore[attr-defined]
 
 
 class WeightNormMap:

@@ -1,12 +1,14 @@
 """Run a network for the tangent kernel: outputs with a graph, the leaves to differentiate in, another precision."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lightning_normtheory.autodiff.composed import composed_operations
 from lightning_normtheory.autodiff.graph import leaves, refuse_reentrant_checkpoints
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights, WeightNormMap
 from lightning_normtheory.measuring.rng import isolated_rng
@@ -48,8 +50,16 @@ class RecordingWeights(EffectiveWeights):
             if node.name() in ("ViewBackward0", "UnsafeViewBackward0"):  # a Linear on sequences is one on rows
                 node, values = node.next_functions[0][0], values.flatten(0, -2)
             bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
+            if bias is not None and func is not nn.functional.linear:
+                bias = bias.detach().view(-1, *[1] * (values.dim() - 2))
             self._results[node] = values, values._version, bias
         return result
+
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """As in `EffectiveWeights`; also, every operation of a recurrent layer is in the graph."""
+        with super().in_backward(), composed_operations():
+            yield
 
     def forget(self) -> None:
         """Drop the recorded results."""
@@ -62,7 +72,7 @@ class RecordingWeights(EffectiveWeights):
             return None
         if bias is None:
             return Result(values, values.new_zeros(1))
-        return Result(values - bias.view(-1, *[1] * (values.dim() - 2)), bias)
+        return Result(values - bias, bias)
 
 
 class Converted:
