@@ -8,6 +8,7 @@ another operation, write a rule and add it to ``_RULES``.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -54,19 +55,22 @@ class Outer(Site):
 
 @dataclass
 class Product(Outer):
-    """A matrix that multiplies rows of activations."""
+    """A matrix that multiplies rows of activations (…, d)."""
 
     node: Any
     saved: str
     scale: float
     moving_rows: bool
 
+    def axes(self, ndim: int) -> Sequence[int]:
+        return range(ndim - 1)
+
     def fixed(self, axis: SampleAxis, n: int) -> Tensor:
-        rows = self.entering(axis, n)[:, :, None]
+        rows = self.moving(axis, n, getattr(self.node, self.saved))
         return rows if self.scale == 1 else self.scale * rows
 
     def moving(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
-        return axis.in_front(b, n)[:, :, None]
+        return axis.in_front(b, n).flatten(1, -2)[:, :, None]
 
     def entering(self, axis: SampleAxis, n: int) -> Tensor:
         return axis.in_front(getattr(self.node, self.saved), n)
@@ -254,6 +258,12 @@ def _mm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
     return Product(node, "_saved_self", 1.0, transposed) if index == 1 else None
 
 
+def _linear(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    if index == 1:
+        return Product(node, "_saved_input", 1.0, not transposed)
+    return _added(leaf, transposed, 1.0) if index == 2 else None
+
+
 def _convolution(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
     if index == 1:
         return Convolution(node)
@@ -269,14 +279,14 @@ def _embedding(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | 
     )
 
 
-def _batch_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+def _batch_norm(node: Any, index: int, leaf: Tensor, transposed: bool, epsilon: str = "_saved_epsilon") -> Site | None:
     if node._saved_training or node._saved_running_mean is None:
         return None
 
     def normalized() -> Tensor:
         x = node._saved_input
         shape = (1, -1, *[1] * (x.dim() - 2))
-        deviation = (node._saved_running_var + node._saved_eps).sqrt()
+        deviation = (node._saved_running_var + getattr(node, epsilon)).sqrt()
         return (x - node._saved_running_mean.view(shape)) / deviation.view(shape)
 
     return _on_channels(node._saved_input.dim() - 2, leaf, normalized if index == 1 else None)
@@ -287,6 +297,10 @@ def _layer_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site |
         return (node._saved_input - node._saved_result1) * node._saved_result2
 
     return None if transposed else Elementwise(tuple(leaf.shape), normalized if index == 1 else None)
+
+
+def _rms_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
+    return None if transposed else Elementwise(tuple(leaf.shape), lambda: node._saved_input * node._saved_result1)
 
 
 def _group_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
@@ -321,12 +335,18 @@ def _signed(index: int) -> int:
     return index - 2**64 if index >= 2**63 else index
 
 
+# Some operations have a node of their own on MPS (Linear), with cuDNN or MIOpen (BatchNorm), or on all devices but the
+# CPU (RMSNorm).
 _RULES: dict[str, Callable[[Any, int, Tensor, bool], Site | None]] = {
     "AddmmBackward0": _addmm,
     "MmBackward0": _mm,
+    "LinearBackward0": _linear,
     "ConvolutionBackward0": _convolution,
     "EmbeddingBackward0": _embedding,
-    "NativeBatchNormBackward0": _batch_norm,
+    "NativeBatchNormBackward0": partial(_batch_norm, epsilon="_saved_eps"),
+    "CudnnBatchNormBackward0": _batch_norm,
+    "MiopenBatchNormBackward0": _batch_norm,
+    "FusedRmsNormBackward0": _rms_norm,
     "NativeLayerNormBackward0": _layer_norm,
     "NativeGroupNormBackward0": _group_norm,
     "AddBackward0": _addition,
