@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 __all__ = ["ELEMENTWISE", "ActivationConstants", "known_activation", "measure_activation"]
 
@@ -119,8 +121,23 @@ def measure_activation(function: Callable[[Tensor], Tensor], name: str) -> Activ
         >>> measure_activation(torch.tanh, "mine")
         ActivationConstants(name='mine', lipschitz=1.001, smoothness=0.770..., at_zero=0.0, ..., measured=True)
     """
+    with _OnTheCPU():
+        return _measure(function, name)
+
+
+class _OnTheCPU(TorchFunctionMode):
+    """Inside, constants of the function move to the CPU: the grid is there, since not every device has float64."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map_only(Tensor, Tensor.cpu, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _measure(function: Callable[[Tensor], Tensor], name: str) -> ActivationConstants:
     coarse, inner, grid = (_largest_slopes(function, *g) for g in ((30, 100_001), (20, 200_001), (30, 200_001)))
-    zero = float(function(torch.zeros(1, dtype=torch.float64))[0].detach())
+    zero = float(function(torch.zeros(1, dtype=torch.float64, device="cpu"))[0].detach())
     bounds = [
         # Round up: the maximum lies between two points, or just before a jump.
         1.001 * top if math.isfinite(zero + top) and top <= 1.2 * min(first, narrow) + 1e-3 else math.inf
@@ -132,7 +149,7 @@ def measure_activation(function: Callable[[Tensor], Tensor], name: str) -> Activ
 
 
 def _largest_outer_slope(function: Callable[[Tensor], Tensor]) -> float:
-    far = torch.logspace(1, 6, 10_001, dtype=torch.float64)
+    far = torch.logspace(1, 6, 10_001, dtype=torch.float64, device="cpu")
     z = torch.cat([-far, far]).requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(function(z).sum(), z)
@@ -141,7 +158,7 @@ def _largest_outer_slope(function: Callable[[Tensor], Tensor]) -> float:
 
 def _largest_slopes(function: Callable[[Tensor], Tensor], end: float, points: int) -> tuple[float, float]:
     """Return max |φ'| and max |φ''|, the latter from differences of φ', which include its jumps."""
-    z = torch.linspace(-end, end, points, dtype=torch.float64, requires_grad=True)
+    z = torch.linspace(-end, end, points, dtype=torch.float64, device="cpu", requires_grad=True)
     with torch.enable_grad():
         value = function(z)
         (slope,) = torch.autograd.grad(value.sum(), z)
@@ -151,8 +168,8 @@ def _largest_slopes(function: Callable[[Tensor], Tensor], end: float, points: in
 
 
 def _is_homogeneous(function: Callable[[Tensor], Tensor]) -> bool:
-    z = torch.linspace(-2, 2, 101, dtype=torch.float64)
-    one = torch.ones(1, dtype=torch.float64)
+    z = torch.linspace(-2, 2, 101, dtype=torch.float64, device="cpu")
+    one = torch.ones_like(z[:1])
     scaled = all(torch.allclose(function(t * z), t * function(z), rtol=1e-9, atol=1e-12) for t in (0.0, 0.3, 7.0))
     return scaled and bool(torch.allclose(function(one), one, rtol=1e-9))
 
