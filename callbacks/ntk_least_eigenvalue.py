@@ -240,11 +240,11 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
 
 def _upper(kernel: Tensor) -> Tensor:
     """Return the upper triangle of a symmetric matrix, for the checkpoint."""
-    return kernel.cpu()[tuple(torch.triu_indices(len(kernel), len(kernel)))]
+    return kernel.cpu()[tuple(torch.triu_indices(len(kernel), len(kernel), device="cpu"))]
 
 
 def _from_upper(entries: Tensor, n: int) -> Tensor:
-    rows, columns = torch.triu_indices(n, n)
+    rows, columns = torch.triu_indices(n, n, device="cpu")
     kernel = entries.new_empty(n, n)
     kernel[rows, columns] = kernel[columns, rows] = entries
     return kernel

@@ -139,7 +139,7 @@ class Curvature:
     def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> tuple[float, float]:
         """Return max_i ‖∇²f(θ; x_i)‖₂ over the first samples of the probe, and its residual."""
         function = self._function
-        largest = torch.zeros(2, dtype=torch.float64)
+        largest = torch.zeros(2, dtype=torch.float64, device="cpu")
         with function.measuring():
             inputs = [(batch, function.inputs_of(batch)) for batch in function.batches if batch.counts]
             function.hold_statistics()  # after the inputs, which need resets of the model
@@ -157,9 +157,11 @@ class Curvature:
                     functional=function.user_predict is not None or function.findings.repeatable,
                 )
                 top = int(result.norms.argmax())
-                found = torch.tensor([float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64)
+                found = torch.tensor(
+                    [float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64, device="cpu"
+                )
                 largest = max(largest, found, key=lambda pair: float(pair[0]))
-        pairs = torch.zeros(function.processes.count, 2, dtype=torch.float64)
+        pairs = torch.zeros(function.processes.count, 2, dtype=torch.float64, device="cpu")
         pairs[function.processes.rank] = largest
         pairs = function.processes.sum(pairs)
         norm, residual = pairs[pairs[:, 0].argmax()].tolist()

@@ -75,7 +75,7 @@ def _halve_batches(function: MeasuredFunction) -> bool:
 
 def _pad_ranks(function: MeasuredFunction, batches: list[ProbeBatch]) -> list[ProbeBatch]:
     """Pad to the largest number of batches of any process, since a step may wait for the other processes."""
-    numbers = torch.zeros(function.processes.count, dtype=torch.int64)
+    numbers = torch.zeros(function.processes.count, dtype=torch.int64, device="cpu")
     numbers[function.processes.rank] = len(batches)
     missing = int(function.processes.sum(numbers).max()) - len(batches)
     return batches + [replace(batches[0], counts=False)] * missing
@@ -97,4 +97,4 @@ def _sum_of_losses(function: MeasuredFunction, batches: Sequence[ProbeBatch]) ->
 
 
 def _all_agree(function: MeasuredFunction, here: bool) -> bool:
-    return float(function.processes.sum(torch.tensor([float(not here)]))) == 0
+    return float(function.processes.sum(torch.tensor([float(not here)], device="cpu"))) == 0

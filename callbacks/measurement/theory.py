@@ -128,7 +128,7 @@ class TheoryInputs:
             function.parts_of(function.on_device(batch), batch, batch.samples)[1] for batch in function.all_batches
         ]
         norms = [input_norms(parts.x) for parts in found if parts is not None]
-        together = torch.cat(norms) if len(norms) == len(found) else torch.tensor([math.nan])
+        together = torch.cat(norms) if len(norms) == len(found) else torch.tensor([math.nan], device="cpu")
         return float(together.min()), float(together.max())
 
     def _identify_loss(self, *, perturbed: bool = False) -> KnownLoss | str:
@@ -195,9 +195,9 @@ class TheoryInputs:
         """The targets of the probe as numbers (n, k), classes as unit vectors; ``None`` if there are none."""
         n = sum(batch.samples for batch in self._function.all_batches)
         targets = self.targets(n)
-        return (
-            None if targets is None else as_targets(torch.zeros(n, self.problem.outputs, dtype=torch.float64), targets)
-        )
+        if targets is None:
+            return None
+        return as_targets(torch.zeros(n, self.problem.outputs, dtype=torch.float64, device="cpu"), targets)
 
     def dgm_form(self, samples: int) -> DGMForm | str:
         """Return the constants of DGM's theorems on the first samples of the probe, or why there are none."""

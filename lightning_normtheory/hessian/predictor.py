@@ -171,7 +171,7 @@ def _independent(
     norms = torch.zeros(n, k, dtype=space.dtype, device=space.device)
     residuals, products = torch.zeros_like(norms), 0
     at_once = max(1, _BYTES // (((_BASIS + _BETWEEN) * space.size + _BETWEEN * k) * space.dtype.itemsize))
-    for chunk in torch.arange(n * k).split(at_once):
+    for chunk in torch.arange(n * k, device="cpu").split(at_once):
         samples, which = chunk // k, chunk % k
         xs = [leaves[index].detach()[samples] for index in per_sample]
         one_hots = nn.functional.one_hot(which, k).to(space.device, space.dtype)
@@ -184,8 +184,8 @@ def _independent(
                 max_products=max_hvps,
                 basis=_BASIS,
             )
-        norms[samples, which] = torch.tensor([abs(pair.value) for pair in pairs], dtype=torch.float64).to(norms)
-        residuals[samples, which] = torch.tensor([pair.residual for pair in pairs], dtype=torch.float64).to(norms)
+        norms[samples, which] = norms.new_tensor([abs(pair.value) for pair in pairs])
+        residuals[samples, which] = norms.new_tensor([pair.residual for pair in pairs])
         products += sum(pair.products for pair in pairs)
     return _largest(norms, residuals, products)
 
@@ -193,7 +193,7 @@ def _independent(
 def _starts(count: int, space: FlatParameters) -> Tensor:
     """Return one random unit vector for every sample (count, p), so that chunking does not change the result."""
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(space.size, generator=generator).to(space.device, space.dtype)
+    start = torch.randn(space.size, generator=generator, device="cpu").to(space.device, space.dtype)
     return (start / start.norm()).expand(count, -1)
 
 
@@ -206,7 +206,8 @@ def _one_by_one(
     max_hvps: int,
 ) -> PredictorHessian:
     """Measure samples that interact, or operations without batching rules; ``output(i, h)`` is f_h(x_i)."""
-    norms, residuals, products = torch.zeros(n, k).double(), torch.zeros(n, k).double(), 0
+    norms = torch.zeros(n, k, dtype=torch.float64, device="cpu")
+    residuals, products = torch.zeros_like(norms), 0
     for i, h in itertools.product(range(n), range(k)):
         with LossHessian(parameters, [partial(output, i, h)]) as hessian:
             start = _starts(1, hessian.space)[0]

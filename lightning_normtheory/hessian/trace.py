@@ -129,7 +129,7 @@ class _Blocks:
 
     def dots(self, x: Tensor, y: Tensor) -> Tensor:
         """⟨x, y⟩ over the entries of each block, float64 (blocks,)."""
-        sums = torch.zeros(len(self.names), dtype=torch.float64)
+        sums = torch.zeros(len(self.names), dtype=torch.float64, device="cpu")
         for row, a, b in zip(self._rows, x.split(self._sizes), y.split(self._sizes)):
             sums[row] += dot(a, b)
         return sums
@@ -152,13 +152,13 @@ def _rounding(hessian: LossHessian, norm: float) -> float:
 
 
 def _exact(hessian: LossHessian, blocks: _Blocks) -> TraceEstimate:
-    traces = torch.zeros(len(blocks.names), dtype=torch.float64)
+    traces = torch.zeros(len(blocks.names), dtype=torch.float64, device="cpu")
     norm = 0.0
     for unit in torch.eye(hessian.space.size, dtype=hessian.space.dtype, device=hessian.space.device):
         image = _product(hessian, unit)
         traces += blocks.dots(unit, image)
         norm = max(norm, float(image.norm()))
-    nothing = torch.zeros(2, len(traces), dtype=torch.float64)
+    nothing = torch.zeros(2, len(traces), dtype=torch.float64, device="cpu")
     return blocks.estimate(traces, nothing, hessian.space.size, _rounding(hessian, norm))
 
 
@@ -167,7 +167,7 @@ def _captured(hessian: LossHessian, basis: Tensor, blocks: _Blocks) -> tuple[Ten
 
     What is left of H is (I − P)H(I − P). The total of the traces is that of QᵀHQ.
     """
-    traces = torch.zeros(len(blocks.names), dtype=torch.float64)
+    traces = torch.zeros(len(blocks.names), dtype=torch.float64, device="cpu")
     norm = 0.0
     for q in basis:
         image = _product(hessian, q)
@@ -184,7 +184,7 @@ def _product(hessian: LossHessian, vector: Tensor) -> Tensor:
 
 
 def _signs(hessian: LossHessian, generator: torch.Generator) -> Tensor:
-    return (2.0 * torch.randint(2, (hessian.space.size,), generator=generator) - 1).to(hessian.gradient)
+    return (2.0 * torch.randint(2, (hessian.space.size,), generator=generator, device="cpu") - 1).to(hessian.gradient)
 
 
 def _project_out(basis: Tensor, vector: Tensor) -> Tensor:

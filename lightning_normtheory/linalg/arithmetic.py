@@ -57,7 +57,7 @@ def _operand_eps(device: torch.device, flags: tuple[Any, ...]) -> float:
 
 def _near_one(size: int, device: torch.device) -> Tensor:
     """1 + 2⁻ʲ for j = 0, …, 23, repeatedly."""
-    return (1 + 0.5 ** (torch.arange(size) % _BITS).to(torch.float32)).to(device)
+    return (1 + 0.5 ** (torch.arange(size, device="cpu") % _BITS).to(torch.float32)).to(device)
 
 
 def _kept(found: Tensor, exact: Tensor) -> int:

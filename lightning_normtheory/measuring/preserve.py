@@ -114,7 +114,7 @@ def _buffers_of_first_process(own: _Buffers, processes: Processes) -> _Buffers:
         return own
     unique = {id(buffer): buffer for _, _, buffer in own if buffer.layout == torch.strided and not buffer.is_meta}
     form = zlib.crc32(repr([(tuple(buffer.shape), buffer.dtype) for buffer in unique.values()]).encode())
-    first = processes.sum(torch.tensor([form if processes.rank == 0 else 0]))
+    first = processes.sum(torch.tensor([form if processes.rank == 0 else 0], device="cpu"))
     if float(processes.sum((first != form).float())) > 0:
         return own
     theirs: dict[int, Tensor] = {}

@@ -54,7 +54,7 @@ class Cotangents:
     def _signs(self, index: int) -> Tensor:
         # A generator of its own: those of the user stay as they are.
         generator = torch.Generator().manual_seed(1_000_003 * self._seed + index)
-        signs = torch.randint(0, 2, (self._k,), dtype=torch.int8, generator=generator)
+        signs = torch.randint(0, 2, (self._k,), dtype=torch.int8, generator=generator, device="cpu")
         return (2 * signs - 1).to(self.like)
 
     def mixed(self) -> Tensor:

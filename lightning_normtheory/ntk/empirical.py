@@ -143,7 +143,7 @@ def tangent_kernel_of_batches(
     enough = not refine or dtype is not None or found.dtype == torch.float64 or bool(found.deficiency)
     # If it is near in one process, all repeat it: rounding may differ between processes.
     near = 0.0 if enough else float(found.near_floor)
-    if float(processes.sum(torch.tensor([near]))) == 0:
+    if float(processes.sum(torch.tensor([near], device="cpu"))) == 0:
         return found
     try:
         again = processes.run_on_all(lambda: measure(torch.float64))

@@ -205,7 +205,7 @@ class IndependentSamples:
                 if is_out_of_memory(error):
                     raise
                 return SAMPLES_INTERACT
-            if not Evidence(torch.tensor([i]), alone.detach(), []).same_outputs(together, 0):
+            if not Evidence(torch.tensor([i], device="cpu"), alone.detach(), []).same_outputs(together, 0):
                 return SAMPLES_INTERACT
             if counts:
                 _fill(values, i, alone, cotangents[:, None])
@@ -225,7 +225,7 @@ def _turns(samples: range, processes: Processes) -> Iterator[tuple[int, bool]]:
 
 def _few_samples(x: Any, samples: int, few: int) -> tuple[Any, Tensor]:
     """A few samples, spread over all, with their indices; at least two, if there are two, to tell samples apart."""
-    which = torch.linspace(0, samples - 1, min(samples, few)).round().long()
+    which = torch.linspace(0, samples - 1, min(samples, few), device="cpu").round().long()
     return some_samples(x, samples, which), which
 
 

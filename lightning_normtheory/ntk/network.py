@@ -19,7 +19,7 @@ from lightning_normtheory.ntk.factors import Part, Result
 __all__ = ["Converted", "Leaf", "Network", "RecordingWeights"]
 
 _LAYERS = {nn.functional.linear, nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d}
-_Clone = type(torch.ones(1, requires_grad=True).clone().grad_fn)
+_Clone = type(torch.ones(1, requires_grad=True, device="cpu").clone().grad_fn)
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,13 +73,13 @@ def fingerprint_samples(batches: Iterable[SampleBatch]) -> int:
 
 def _hash_each(batch: SampleBatch) -> tuple[list[int], bool]:
     """A hash of each sample that is asked for, and whether it covers everything in which samples may differ."""
-    found, compared, unknown = torch.zeros(batch.samples, dtype=torch.int64), False, False
+    found, compared, unknown = torch.zeros(batch.samples, dtype=torch.int64, device="cpu"), False, False
     for leaf in _leaves(batch.x, batch.samples):
         if has_samples(leaf, batch.samples):
             found, compared = 1_000_003 * found + _hash_rows(leaf), True
         elif isinstance(leaf, (list, tuple)):
             entries = [zlib.crc32(repr(entry).encode()) for entry in leaf]
-            found, compared = 1_000_003 * found + torch.tensor(entries), True
+            found, compared = 1_000_003 * found + torch.tensor(entries, device="cpu"), True
         else:
             unknown |= not (isinstance(leaf, _CONSTANTS) or (isinstance(leaf, Tensor) and leaf.dim() == 0))
     return found[: batch.asked].tolist(), compared and not unknown
@@ -103,5 +103,5 @@ def _hash_rows(x: Tensor) -> Tensor:
     x = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
     bits = x.reshape(len(x), -1).contiguous().view(_INTEGERS[x.element_size()]).to(torch.int64)
     generator = torch.Generator().manual_seed(0)
-    weights = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator)
+    weights = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu")
     return (bits * weights.to(bits.device)).sum(1).cpu()

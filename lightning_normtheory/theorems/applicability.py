@@ -59,7 +59,7 @@ def why_not_batchnorm(form: BatchNormForm | str, targets: Tensor | None) -> str:
     largest = float(form.x_centered.norm(dim=1).max())
     if largest > 1.001:
         return f"‖x̄‖ of the centered inputs reaches {largest:.3g}, but may be at most 1"
-    values = torch.empty(0) if targets is None else targets.flatten().unique()
+    values = torch.empty(0, device="cpu") if targets is None else targets.flatten().unique()
     if len(values) != 2 or targets is None or targets.numel() != len(form.x_centered):
         return "the labels do not have two classes"
     signs = torch.where(targets.flatten() == values[1], 1, -1).cpu()

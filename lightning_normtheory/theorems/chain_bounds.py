@@ -69,7 +69,7 @@ def network_constants(
         raise ValueError(f"Expected x_norm ≥ 0 and radius ≥ 0, but got x_norm={x_norm!r}, radius={radius!r}.")
     norm, lipschitz = x_norm, 1.0
     d: list[float] = []
-    E = torch.zeros(0, 0, dtype=torch.float64)
+    E = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
     for link in chain.links:
         bounds = link_bounds(link, radius, directions_shrink=directions_shrink)
         norm *= link.before
@@ -84,8 +84,8 @@ def network_constants(
             d, E = e, Z
             break
         phi = link.activation
-        largest = torch.tensor([bounds.row * x for x in inner] + e[-1:], dtype=torch.float64)
-        whole = torch.tensor(e, dtype=torch.float64)
+        largest = torch.tensor([bounds.row * x for x in inner] + e[-1:], dtype=torch.float64, device="cpu")
+        whole = torch.tensor(e, dtype=torch.float64, device="cpu")
         curved = torch.minimum(torch.outer(largest, whole), torch.outer(whole, largest))
         E = phi.lipschitz * Z + _times(phi.smoothness, curved)
         d = [phi.lipschitz * x for x in e]
@@ -98,9 +98,9 @@ def network_constants(
 def _second(bounds: LinkBounds, E: torch.Tensor, d: list[float], norm: float) -> torch.Tensor:
     """Bound ‖∂²z/∂θ_p∂θ_q‖; the last row and column are for the layer's own parameters."""
     size = len(E) + 1
-    Z = torch.zeros(size, size, dtype=torch.float64)
+    Z = torch.zeros(size, size, dtype=torch.float64, device="cpu")
     Z[:-1, :-1] = bounds.spectral * E
-    mixed = bounds.first * bounds.reach * torch.tensor(d, dtype=torch.float64)
+    mixed = bounds.first * bounds.reach * torch.tensor(d, dtype=torch.float64, device="cpu")
     Z[-1, :-1] = Z[:-1, -1] = mixed
     Z[-1, -1] = bounds.second * bounds.reach * norm
     return Z

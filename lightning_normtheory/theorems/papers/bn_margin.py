@@ -75,7 +75,7 @@ def batchnorm_margin(features: Tensor, labels: Tensor) -> Margin:
     if largest == 0:
         return _bracket(points, torch.ones_like(signs) / len(signs))
     # A power of two changes no digit, and squares neither overflow nor vanish.
-    scale = 2.0 ** float(torch.tensor(largest, dtype=torch.float64).log2().floor())
+    scale = 2.0 ** float(torch.tensor(largest, dtype=torch.float64, device="cpu").log2().floor())
     found = _nearest(points.div_(scale))
     return found._replace(lower=found.lower * scale, upper=found.upper * scale)
 
