@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-__all__ = ["device_for_float64", "norm_in_float64", "to_float64"]
+__all__ = ["converted", "device_for_float64", "norm_in_float64", "to_float64"]
 
 
 @cache
@@ -46,3 +46,14 @@ def norm_in_float64(tensor: Tensor, dim: int | list[int] | None = None) -> Tenso
         tensor([5., 2.], dtype=torch.float64)
     """
     return torch.linalg.vector_norm(tensor.to(device_for_float64(tensor.device)), dim=dim, dtype=torch.float64)
+
+
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a floating-point tensor to another dtype; for float64, put any tensor where that exists.
+
+    Example:
+        >>> converted(torch.ones(1), torch.float64), converted(torch.ones(1, dtype=torch.int32), torch.float64)
+        (tensor([1.], dtype=torch.float64), tensor([1], dtype=torch.int32))
+    """
+    tensor = tensor.to(device_for_float64(tensor.device)) if dtype == torch.float64 else tensor
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -8,8 +8,16 @@ from torch import Tensor
 
 __all__ = ["is_out_of_memory", "saved_bytes"]
 
-# Messages of plain RuntimeErrors, raised by devices other than CUDA and by libraries below torch.
-_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+# Messages of plain RuntimeErrors, in lower case, raised by devices other than CUDA and by libraries below torch.
+_WORDS = (
+    "out of memory",  # CUDA, HIP, MPS, XPU, NPU
+    "can't allocate memory",  # Linux
+    "not enough memory",  # Windows
+    "alloc_failed",  # cuBLAS, cuDNN
+    "invalid buffer size",  # MPS: one tensor is larger than its limit
+    "out_of_device_memory",  # Level Zero, below XPU
+    "resource_exhausted",  # XLA
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -23,7 +31,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in message for words in _WORDS)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Represent and join batches of which only the first samples are asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,13 +43,9 @@ class SampleBatch(NamedTuple):
         """The samples that are asked for."""
         return self.x if self.asked == self.samples else some_samples(self.x, self.samples, slice(self.asked))
 
-    def to(self, dtype: torch.dtype) -> "SampleBatch":
-        """Convert all floating-point tensors to another dtype."""
-
-        def convert(leaf: Any) -> Any:
-            return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-        return self._replace(x=map_leaves(convert, self.x))
+    def map(self, convert: Callable[[Tensor], Tensor]) -> "SampleBatch":
+        """Convert all tensors."""
+        return self._replace(x=map_leaves(lambda leaf: convert(leaf) if isinstance(leaf, Tensor) else leaf, self.x))
 
 
 def joined(batches: Sequence[SampleBatch]) -> list[tuple[Any, int]]:

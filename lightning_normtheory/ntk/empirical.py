@@ -4,12 +4,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.linalg.arithmetic import operand_eps, without_autocast, without_tf32
+from lightning_normtheory.linalg.precision import converted, device_for_float64
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes
 from lightning_normtheory.model.batches import SampleBatch
@@ -133,7 +135,7 @@ def tangent_kernel_of_batches(
     def measure(dtype: torch.dtype | None) -> TangentKernel:
         with _measuring(model, batch_stats) as reset_state:
             network = _network(model, reset_state, dtype)
-            mine = batches if dtype is None else [batch.to(dtype) for batch in batches]
+            mine = batches if dtype is None else [batch.map(partial(converted, dtype=dtype)) for batch in batches]
             task = KernelTask(network, mine, outputs, layers, processes, directions, seed)
             source, found = retry_with_less(lambda divisor: compute_kernel(replace(task, divisor=divisor)), processes)
             return _result(task, source, found, seen or mine)
@@ -145,12 +147,17 @@ def tangent_kernel_of_batches(
     near = 0.0 if enough else float(found.near_floor)
     if float(processes.sum(torch.tensor([near], device="cpu"))) == 0:
         return found
+    device = next(iter(model.parameters())).device
+    where = "float64"
+    if device_for_float64(device) != device:
+        where = f"float64 on the CPU, since {device.type} has none"
+        warnings.warn(f"λ_min is near its floor. The kernel is repeated in {where}; this takes longer.", stacklevel=3)
     try:
         again = processes.run_on_all(lambda: measure(torch.float64))
     except Exception as error:  # noqa: BLE001  # for example of a constant in the forward pass that stays float32
         warnings.warn(
-            "λ_min is near its floor, and the kernel could not be repeated in float64: "
-            f"{type(error).__name__}: {error}",
+            f"λ_min is near its floor, and the kernel could not be repeated in {where}:"
+            f" {type(error).__name__}: {error}",
             stacklevel=3,
         )
         return found

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lightning_normtheory.autodiff.composed import composed_operations
 from lightning_normtheory.autodiff.graph import leaves, refuse_reentrant_checkpoints
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights, WeightNormMap
+from lightning_normtheory.linalg.precision import converted
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_output_samples, map_leaves, require_graph, trainable_parameters
 from lightning_normtheory.model.layers import layer_of_parameter, weight_norm_parameters
@@ -78,6 +79,7 @@ class RecordingWeights(EffectiveWeights):
 class Converted:
     """Lend a model parameters and buffers of another dtype. Use it inside `preserve_state`, which restores its own.
 
+    Where a device has no float64, they are lent on the CPU, and the model runs there.
     The model's own parameters are not changed: assigning data of another dtype to a parameter makes torch drop the
     hooks on its gradient, among them those with which processes exchange gradients.
 
@@ -88,7 +90,8 @@ class Converted:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self._model, self._dtype = model, dtype
         self._originals = [p for p in model.parameters() if p.is_floating_point()]
-        self._lent = {id(p): nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad) for p in self._originals}
+        lent = {id(p): converted(p.detach(), dtype) for p in self._originals}
+        self._lent = {id(p): nn.Parameter(lent[id(p)], requires_grad=p.requires_grad) for p in self._originals}
 
     def apply(self) -> None:
         for original in self._originals:
@@ -99,8 +102,8 @@ class Converted:
                     if id(value) in self._lent:
                         place[name] = self._lent[id(value)]
             for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.is_floating_point():
-                    module._buffers[name] = buffer.to(self._dtype)
+                if buffer is not None:
+                    module._buffers[name] = converted(buffer, self._dtype)
             if isinstance(module, nn.RNNBase):  # also keeps its weights in a list
                 module._flat_weights = [self._lent.get(id(weight), weight) for weight in module._flat_weights]
 

@@ -48,6 +48,25 @@ def test_it_is_recognized_by_whatever_name(error):
     assert is_out_of_memory(ERRORS[error]())
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Invalid buffer size: 9.75 GiB",
+        "MPS backend out of memory (MPS allocated: 5.56 GB, other allocations: 1.10 GB, max allowed: 6.80 GB)",
+        "HIP out of memory. Tried to allocate 2.00 GiB",
+        "XPU out of memory. Tried to allocate 4.66 GiB",
+        "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+        "NPU out of memory. Tried to allocate 52.00 MiB",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.",
+        "RESOURCE_EXHAUSTED: Attempting to allocate 8.00G",
+    ],
+)
+def test_it_is_recognized_in_the_words_of_every_device(message):
+    assert is_out_of_memory(RuntimeError(message))
+
+
 def test_other_errors_are_not_taken_for_it():
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(OSError(12, "Cannot allocate memory"))
