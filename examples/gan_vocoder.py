@@ -2,9 +2,8 @@
 
 No epoch ends here, so the callbacks measure at about 20 steps of `max_steps`, and say so at fit start;
 ``every_n_steps=`` is another choice. Each player has its own callback: `parameters=` is the index of its optimizer.
+The generator is that of `vocoder.py`.
 """
-
-import math
 
 import pytorch_lightning as pl
 import torch
@@ -15,37 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_normtheory.callbacks import NormTheory
 
-BANDS, HOP, FRAMES = 4, 4, 6
-
-
-class ResBlock(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.convs = nn.ModuleList(
-            weight_norm(nn.Conv1d(channels, channels, 3, padding=dilation, dilation=dilation)) for dilation in (1, 3)
-        )
-
-    def forward(self, x):
-        for conv in self.convs:
-            x = x + conv(F.leaky_relu(x, 0.1))
-        return x
-
-
-class Generator(nn.Module):
-    def __init__(self, channels=16):
-        super().__init__()
-        self.conv_pre = weight_norm(nn.Conv1d(BANDS, channels, 3, padding=1))
-        self.ups = nn.ModuleList(
-            weight_norm(nn.ConvTranspose1d(channels >> i, channels >> (i + 1), 4, 2, padding=1)) for i in range(2)
-        )
-        self.blocks = nn.ModuleList(ResBlock(channels >> (i + 1)) for i in range(2))
-        self.conv_post = weight_norm(nn.Conv1d(channels >> 2, 1, 5, padding=2))
-
-    def forward(self, mel):
-        x = self.conv_pre(mel)
-        for up, block in zip(self.ups, self.blocks):
-            x = block(up(F.leaky_relu(x, 0.1)))
-        return torch.tanh(self.conv_post(F.leaky_relu(x)))
+from vocoder import Generator, energies, tones
 
 
 class PeriodDiscriminator(nn.Module):
@@ -113,22 +82,13 @@ class GANVocoder(pl.LightningModule):
         ]
 
 
-def energies(audio):
-    """Return the log energies of a few bands (samples, bands, frames)."""
-    frames = F.pad(audio.squeeze(1), (HOP // 2, HOP // 2)).unfold(1, 2 * HOP, HOP)
-    spectrum = torch.view_as_real(torch.fft.rfft(frames)[..., 1:])
-    return (spectrum.pow(2).sum(-1) + 1e-2).log().transpose(1, 2)
-
-
 class Tones(IterableDataset):
     """Two sine waves of random pitch and phase, for ever."""
 
     def __iter__(self):
-        time = torch.arange(FRAMES * HOP) / (2 * HOP)
         while True:
-            pitch, phase = 1 + 3 * torch.rand(2, 1), 2 * math.pi * torch.rand(2, 1)
-            audio = 0.4 * (2 * math.pi * pitch * time + phase).sin().sum(0, keepdim=True)
-            yield energies(audio[None])[0], audio
+            audio = tones(1)
+            yield energies(audio)[0], audio[0]
 
 
 def main(every_n_steps=None):

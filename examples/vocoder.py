@@ -15,12 +15,16 @@ BANDS, HOP, FRAMES = 4, 4, 6
 
 
 class ResBlock(nn.Module):
-    def __init__(self, channels, dilation):
+    def __init__(self, channels):
         super().__init__()
-        self.conv = weight_norm(nn.Conv1d(channels, channels, 3, padding=dilation, dilation=dilation))
+        self.convs = nn.ModuleList(
+            weight_norm(nn.Conv1d(channels, channels, 3, padding=dilation, dilation=dilation)) for dilation in (1, 3)
+        )
 
     def forward(self, x):
-        return x + self.conv(F.leaky_relu(x, 0.1))
+        for conv in self.convs:
+            x = x + conv(F.leaky_relu(x, 0.1))
+        return x
 
 
 class Generator(nn.Module):
@@ -30,7 +34,7 @@ class Generator(nn.Module):
         self.ups = nn.ModuleList(
             weight_norm(nn.ConvTranspose1d(channels >> i, channels >> (i + 1), 4, 2, padding=1)) for i in range(2)
         )
-        self.blocks = nn.ModuleList(ResBlock(channels >> (i + 1), dilation=i + 1) for i in range(2))
+        self.blocks = nn.ModuleList(ResBlock(channels >> (i + 1)) for i in range(2))
         self.conv_post = weight_norm(nn.Conv1d(channels >> 2, 1, 5, padding=2))
 
     def forward(self, mel):

@@ -36,6 +36,11 @@ def test_every_example_is_listed_and_tested():
     assert all(f"[{name}.py]({name}.py)" in listed for name in files)
 
 
+@pytest.fixture(autouse=True)
+def _examples_import_each_other(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)  # as python does with the folder of a script
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in EXPECTED])
 def test_an_example_runs_and_measures(name, capsys):
