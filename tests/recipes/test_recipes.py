@@ -161,3 +161,13 @@ def test_every_recipe_opens_with_its_command(capsys):
     for name in registry.names():
         assert registry.config_path(name).read_text().startswith(f"# normtheory run {name}\n")
         assert name in listed
+
+
+def test_recipes_choose_a_device_only_for_a_reason():
+    """Full-batch gradient descent cannot be shared out over the devices that Lightning finds."""
+    for name in registry.names():
+        config = yaml.safe_load(registry.config_path(name).read_text())
+        data = config["data"]
+        whole = "synthetic" in data["class_path"] or data["init_args"].get("full_batch_steps")
+        assert config["trainer"].get("devices") == (1 if whole else None), name
+        assert ("accelerator" in config["trainer"]) == (name == "quickstart"), name

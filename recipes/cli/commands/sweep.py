@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--grid", nargs="+", action="extend", default=[], metavar="OPTION=VALUE,VALUE", help="default: the recipe's")
     add("--seeds", type=int, metavar="N", help="run each point with the seeds 0 to N-1; default: the recipe's number")
-    add("--jobs", type=int, metavar="J", help="number of parallel runs; default: 1")
+    add("--jobs", type=int, metavar="J", help="number of parallel runs, which share a GPU; default: 1")
     add("--output", metavar="DIR", help="folder of all runs; default: normtheory_runs")
     add("--wandb-file", metavar="FILE", help="write the grid to this file as a W&B sweep, and run nothing")
     return parser
