@@ -154,6 +154,7 @@ class MeasuredFunction:
         except Exception as caught:  # noqa: BLE001  # raised below, in every process
             error = caught
         finally:
+            vars(self).pop("reset_state", None)  # it holds a copy of the model
             self.trainer.should_stop = should_stop
             around.restore()  # last: a deferred interrupt takes effect at its end
         self.processes.run_on_all(lambda: _raise(error))

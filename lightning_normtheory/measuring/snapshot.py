@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
 
 from lightning_normtheory.measuring.interrupts import uninterrupted
+from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.watched import (
     Place,
     Watch,
@@ -43,6 +44,8 @@ except (TypeError, OSError, AttributeError):  # Windows
 # Objects of these packages belong to the machinery around the model (trainer, loggers, optimizers), whose state no
 # forward pass changes; walking into them would copy half the program. Exceptions: modules, datasets and samplers.
 _MACHINERY = frozenset({"torch", "pytorch_lightning", "lightning", "lightning_fabric", "wandb", "numpy", "builtins"})
+# Bytes of a device's memory that are compared at once.
+_PIECE = 2**24
 _ATOMS = (str, bytes, int, float, complex, type(None))
 
 
@@ -70,6 +73,8 @@ class Snapshot:
     def __init__(self, *roots: Any, arrays: bool = True) -> None:
         self._arrays = arrays
         self._undo: list[Callable[[], object]] = []
+        self._contents: list[Callable[[], object]] = []  # of tensors, after all references
+        # No closure refers to the snapshot itself: the copies are freed with it, not by the garbage collector.
         self._changed: list[Tensor] = []
         # Keeps the objects alive, so that each id stays that of one object.
         self._seen: dict[int, Any] = {}
@@ -154,16 +159,16 @@ class Snapshot:
             The tensors whose contents had changed.
         """
         errors = []
-        self._changed = []
+        self._changed.clear()
         with uninterrupted():
-            for undo in [watch.restore for watch in self._watches] + self._undo:
+            for undo in [*(watch.restore for watch in self._watches), *self._undo, *self._contents]:
                 try:
                     undo()
                 except Exception as error:  # noqa: BLE001  # raised below
                     errors.append(error)
         if errors:
             raise errors[0]
-        return self._changed
+        return list(self._changed)
 
     def _remember(self, value: Any) -> Iterable[Any]:
         """Record how to restore ``value`` and return its contents."""
@@ -209,21 +214,26 @@ class Snapshot:
         memory = tensor.data
         saved = memory.clone() if self._arrays else None
         flag, gradient = (tensor.requires_grad, tensor.grad) if tensor.is_leaf else (None, None)
+        changed, strided = self._changed, tensor.layout == torch.strided
 
         def undo() -> None:
             if tensor.layout != torch.strided:
-                tensor.data = memory if saved is None else saved.clone()
+                tensor.data = memory if saved is None else _copy(saved)
             elif _layout(tensor) != _layout(memory):
                 tensor.data = memory
-                self._changed.append(tensor)
-            if saved is not None and tensor.layout == torch.strided and not _same_bits(memory, saved):
-                memory.copy_(saved)
-                self._changed.append(tensor)
+                changed.append(tensor)
             if flag is not None:
                 tensor.requires_grad_(flag)
                 tensor.grad = gradient
 
+        def undo_contents(saved: Tensor) -> None:
+            if not _same_bits(memory, saved):
+                memory.copy_(saved)
+                changed.append(tensor)
+
         self._undo.append(undo)
+        if saved is not None and strided:
+            self._contents.append(partial(undo_contents, saved))
 
     def _remember_dict(self, value: dict) -> Iterable[Any]:
         keys, items = list(value), list(value.values())
@@ -321,10 +331,35 @@ def _layout(tensor: Tensor) -> tuple:
     return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
+def _copy(saved: Tensor) -> Tensor:
+    """A copy, or the saved tensor itself if there is no memory for one."""
+    try:
+        return saved.clone()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return saved
+
+
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equality under which a NaN equals itself and 0.0 is not -0.0."""
+    """Equality under which a NaN equals itself and 0.0 is not -0.0. Without memory to compare with: not the same."""
     if _memcmp is not None and a.device.type == "cpu" and a.is_contiguous() and b.is_contiguous():
         return _memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.element_size()) == 0
+    if a.dim() != 1 and a.is_contiguous() and b.is_contiguous():
+        a, b = a.view(-1), b.view(-1)
+    if a.numel() == 0:
+        return True
+    # In pieces: where memory has run out, there is none for a comparison of the whole.
+    rows = max(1, _PIECE * len(a) // (a.numel() * a.element_size()))
+    try:
+        return all(map(_same_piece, a.split(rows), b.split(rows)))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+
+
+def _same_piece(a: Tensor, b: Tensor) -> bool:
     # Eight bytes at a time if the memory allows it.
     unit = torch.int64 if a.numel() * a.element_size() % 8 == 0 and a.data_ptr() % 8 == 0 else torch.uint8
     return torch.equal(*(x.contiguous().reshape(-1).view(unit) for x in (a, b)))
