@@ -99,20 +99,32 @@ class EpochMeasurement:
 
     def _measure_rsc(self) -> tuple[RSC, float]:
         function = self.function
+        metric = RSCMetric([p.numel() for p in function.theta.values()], **function.summing).to(function.sum_device)
+        try:
+            return self._add_up_rsc(metric)
+        finally:
+            metric.reset()  # frees the sums: a metric is in reference cycles
+
+    def _add_up_rsc(self, metric: RSCMetric) -> tuple[RSC, float]:
+        function = self.function
         parameters = function.theta
-        metric = RSCMetric([p.numel() for p in parameters.values()], **function.summing).to(function.sum_device)
         alone = len(function.batches) == 1 and self.processes.count == 1
         with function.measuring():
             for batch in function.batches:
                 tick("batch")
                 loss = function.loss_of(batch)
                 loss_gradients = gradients_of(loss, parameters)
+                if not alone:  # add them up now: both gradients at once would take more memory
+                    if batch.counts:
+                        metric.update(batch.samples, loss, loss_gradients, 0, [])
+                    loss_gradients = []
                 outputs, predictor_gradients = self._predictor_gradients(batch, parameters)
-                if alone:  # nothing to add up
+                if alone:
                     value = float(loss.detach())
                     result = rsc_of_one_batch(value, loss_gradients, outputs, predictor_gradients)
                 elif batch.counts:
-                    metric.update(batch.samples, loss, loss_gradients, outputs, predictor_gradients)
+                    metric.update(0, torch.zeros(()), [], outputs, predictor_gradients)
+                del predictor_gradients
         if alone:
             return result
         failures = self.processes.sum(torch.tensor([float(bool(self.outputs_failure))]))

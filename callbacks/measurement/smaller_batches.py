@@ -1,5 +1,6 @@
 """Repeat a measurement in smaller batches when it runs out of memory."""
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -27,6 +28,7 @@ def retry_smaller(function: MeasuredFunction, measure: Callable[[], T]) -> T:
             if not is_out_of_memory(error):
                 raise
             failure = error.with_traceback(None)  # the traceback would keep the memory in use
+        gc.collect()  # so would reference cycles
         if not _halve_batches(function):
             raise failure
 
