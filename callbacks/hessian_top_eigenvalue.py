@@ -95,7 +95,7 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
     def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
         answer = measurement.curvature.answer(self.key)
         pair: Eigenpair = answer.value
-        self._vector = _rounded(pair.vector)
+        self._vector = pair.vector
         metrics = {
             _LAMBDA: pair.value,
             f"{_LAMBDA}_residual": pair.residual,
@@ -153,8 +153,10 @@ class PredictorHessianDiagnostic(Diagnostic):
 
 
 def _top_eigenpair(hessian: LossHessian, last: Mapping[str, Tensor], options: Mapping[str, Any]) -> Eigenpair:
-    start = _warm_start(last, hessian.space)
-    return leading_eigenpairs(hessian, 1, which="algebraic", start=start, **options)[0]
+    """Return the pair with its vector rounded, as the next measurement starts from it."""
+    start = partial(_warm_start, last, hessian.space) if _fits(last, hessian.space) else None
+    pair = leading_eigenpairs(hessian, 1, which="algebraic", start=start, **options)[0]
+    return pair._replace(vector=_rounded(pair.vector))
 
 
 def _rounded(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -164,11 +166,15 @@ def _rounded(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: (part * scale).cpu().to(_SHORT).view(torch.uint8) for name, part in vector.items()}
 
 
-def _warm_start(vector: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None:
-    """Return the last vector, without the parameters that have been frozen since; ``None`` if nothing is left."""
+def _warm_start(vector: Mapping[str, Tensor], space: FlatParameters) -> Tensor:
+    """Return the last vector, without the parameters that have been frozen since."""
     fitting = {name: p for name, p in space.parameters.items() if name in vector and vector[name].shape == p.shape}
-    start = space.join({p: vector[name].view(_SHORT).to(space.dtype) for name, p in fitting.items()})
-    return start if 0 < float(start.norm()) < math.inf else None
+    return space.join({p: vector[name].view(_SHORT).to(space.dtype) for name, p in fitting.items()})
+
+
+def _fits(vector: Mapping[str, Tensor], space: FlatParameters) -> bool:
+    """Whether something is left of the last vector."""
+    return bool(vector) and 0 < float(_warm_start(vector, space).norm()) < math.inf
 
 
 def _edges(measurement: EpochMeasurement) -> dict[str, float]:
@@ -225,7 +231,7 @@ class HessianTopEigenvalue(DiagnosticCallback):
     The arguments that are not listed are those of `DiagnosticCallback`.
 
     Args:
-        method: ``"power"`` iteration, or ``"lanczos"``, which needs about half the products and stores up to 24 vectors
+        method: ``"power"`` iteration, or ``"lanczos"``, which needs about half the products and stores up to 8 vectors
             of the size of the model.
         tol: the relative residual at which to stop. The relative error of the eigenvalue is about its square.
         max_hvps: the largest number of products.

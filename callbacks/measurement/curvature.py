@@ -1,5 +1,6 @@
 """Second derivatives on the probe: quantities of the loss's Hessian, and the norm of the predictor's."""
 
+import gc
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,9 @@ __all__ = ["Curvature", "HessianAnswer", "HessianRequest"]
 # _SHARE times as much in addition. A product takes _BETWEEN tensors of the largest size beside the graph. No more than
 # _SMALL bytes are of no concern.
 _GRAPH, _STATE, _SHARE, _BETWEEN, _SMALL = 2.5, 4, 1.5, 5, 2**26
+
+# Vectors that a method may keep after memory has run out, before batches become smaller.
+_FEW_VECTORS = 4
 
 
 class HessianRequest(NamedTuple):
@@ -87,13 +91,17 @@ class Curvature:
             self._function.batches = whole
 
     def _evaluate_within_limit(self, requests: Mapping[str, HessianRequest]) -> dict[str, HessianAnswer]:
-        if self._fits() and all(request.memory == "high" for request in requests.values()):
+        attempts: list[tuple[Memory, int | None]] = [("high", None), ("low", None), ("low", _FEW_VECTORS)]
+        if not self._fits() or any(request.memory == "low" for request in requests.values()):
+            attempts.pop(0)
+        for memory, vectors in attempts[:-1]:
             try:
-                return self._function.processes.run_on_all(partial(self._on_operator, requests, "high"))
+                return self._function.processes.run_on_all(partial(self._on_operator, requests, memory, vectors))
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-        return retry_smaller(self._function, partial(self._on_operator, requests, "low"))
+            gc.collect()  # outside the except clause, where the traceback still holds the memory
+        return retry_smaller(self._function, partial(self._on_operator, requests, *attempts[-1]))
 
     def _fits(self) -> bool:
         """Whether the graphs of all batches fit into the memory that a training step suggests. If not even that of one
@@ -125,11 +133,14 @@ class Curvature:
     def _loss_of(self, batch: ProbeBatch) -> tuple[Tensor, int]:
         return self._function.loss_of(batch), batch.samples if batch.counts else 0
 
-    def _on_operator(self, requests: Mapping[str, HessianRequest], memory: Memory) -> dict[str, HessianAnswer]:
+    def _on_operator(
+        self, requests: Mapping[str, HessianRequest], memory: Memory, vectors: int | None
+    ) -> dict[str, HessianAnswer]:
         function = self._function
         losses = [partial(self._loss_of, batch) for batch in function.batches]
         answers = {}
-        operator = LossHessian(function.theta, losses, memory=memory, processes=function.processes)
+        processes = function.processes
+        operator = LossHessian(function.theta, losses, memory=memory, vectors=vectors, processes=processes)
         with function.measuring(), operator as hessian:
             for key, request in requests.items():
                 begin = time.perf_counter()

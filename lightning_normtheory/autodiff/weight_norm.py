@@ -16,6 +16,7 @@ __all__ = ["ComposedWeightNorm", "EffectiveWeights", "WeightNormMap"]
 
 T = TypeVar("T")
 _fused_weight_norm = torch._weight_norm
+_PIECE = 2**18
 _DIFFERENTIATE = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
 
@@ -61,13 +62,17 @@ class EffectiveWeights(ComposedWeightNorm):
     same g and v always give the same leaf: in every batch, in layers that share them, and when checkpointing runs a
     forward pass again.
 
+    Args:
+        light: whether leaves take no memory, see `WeightNormMap`.
+
     Attributes:
         maps: one for each leaf so far.
         composed: whether g and v are in the graph instead of leaves, as in `ComposedWeightNorm`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, light: bool = False) -> None:
         super().__init__()
+        self._light = light
         self.maps: dict[tuple[int, int, int], WeightNormMap] = {}
         self.composed = False
 
@@ -110,8 +115,8 @@ class EffectiveWeights(ComposedWeightNorm):
             return _fused_weight_norm(v, g, dim)
         key = (id(v), id(g), dim)
         if key not in self.maps:
-            self.maps[key] = WeightNormMap(v, g, dim)
-        return self.maps[key].w.clone()  # the user may change the weight in place
+            self.maps[key] = WeightNormMap(v, g, dim, light=self._light)
+        return self.maps[key].effective_weight()
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:
@@ -126,27 +131,38 @@ class WeightNormMap:
     Notation, for each unit: v̂ = v/‖v‖, s = g/‖v‖, and a = ∂L/∂w. Tensors of the shape of v are handled as
     (units, entries).
 
+    Args:
+        light: whether ``w`` has the shape of the effective weight only, not its values and memory.
+
     Attributes:
         w: the effective weight, a leaf that requires a gradient.
         dim: the axis of the units; -1, as torch writes None, for one unit.
     """
 
-    def __init__(self, v: Tensor, g: Tensor, dim: int) -> None:
-        self.v, self.g, self.dim = v, g, dim
+    def __init__(self, v: Tensor, g: Tensor, dim: int, *, light: bool = False) -> None:
+        self.v, self.g, self.dim, self._light = v, g, dim, light
         with torch.no_grad():
-            self.w = _fused_weight_norm(v, g, dim).requires_grad_()
+            # Adding −0.0 changes no number, not even the sign of a zero.
+            w = v.new_full([1] * v.dim(), -0.0).expand(v.shape) if light else _fused_weight_norm(v, g, dim)
+            self.w = w.requires_grad_()
             wide = torch.promote_types(v.dtype, torch.float32)
-            units = self._units(v.to(wide))
-            self._norm = torch.linalg.vector_norm(units, dim=1, keepdim=True)
-            self._unit = units / self._norm
+            self._directions = self._units(v.to(wide))  # v itself where possible: a copy would be as large as the layer
+            self._norm = torch.linalg.vector_norm(self._directions, dim=1, keepdim=True)
             self._scale = g.to(wide).reshape(-1, 1) / self._norm
-            # Reused for the results of products: allocating memory each time would cost as much as filling it.
-            self._work, self._pushed = torch.empty_like(self._unit), torch.empty_like(self._unit)
+        self._pushed: Tensor | None = None
+
+    def effective_weight(self) -> Tensor:
+        """A new tensor with the values of w and a graph to the leaf: the user may change it in place."""
+        if not self._light:
+            return self.w.clone()
+        with torch.no_grad():
+            values = _fused_weight_norm(self.v, self.g, self.dim)
+        return values.add_(self.w)
 
     @property
     def direction(self) -> Tensor:
         """v̂, in the shape of v."""
-        return self._unflatten(self._unit)
+        return self._unflatten(self._directions / self._norm)
 
     @property
     def scale(self) -> Tensor:
@@ -154,6 +170,7 @@ class WeightNormMap:
         return self._scale.flatten()
 
     def _units(self, x: Tensor) -> Tensor:
+        x = x.detach()
         # dim = -1 is how torch writes dim=None: one norm for all.
         return x.reshape(1, -1) if self.dim == -1 else x.movedim(self.dim, 0).reshape(x.shape[self.dim], -1)
 
@@ -165,43 +182,50 @@ class WeightNormMap:
     def pull(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient in (g, v) of a loss whose gradient in w is a: c = v̂·a and s(a − c v̂)."""
         a = self._units(a)
-        c = self._dot(self._unit, a)
-        return c.reshape(self.g.shape), self._unflatten(self._scale * torch.addcmul(a, self._unit, c, value=-1))
+        c = self._along(a)
+        pulled = torch.addcmul(a, self._directions, c / self._norm, value=-1).mul_(self._scale)
+        return c.reshape(self.g.shape), self._unflatten(pulled)
 
     def pulled_norms(self, a: Tensor) -> tuple[float, float]:
         """‖∂L/∂g‖² and ‖∂L/∂v‖² without computing `pull`: c² and s²(‖a‖² − c²), summed over units."""
-        a = self._units(a).to(self._unit.dtype)
+        a = self._units(a).to(self._norm.dtype)
         # Rows times columns take no memory, unlike products that are then summed.
-        along = torch.bmm(self._unit[:, None], a[:, :, None]).flatten().square()
+        along = (torch.bmm(self._directions[:, None], a[:, :, None]).flatten() / self._norm.flatten()).square()
         across = torch.bmm(a[:, None], a[:, :, None]).flatten() - along
         return float(along.sum()), float((self.scale.square() * across).sum())
-
-    def set_slope(self, a: Tensor) -> None:
-        """Remember a, for `pull_tangent`."""
-        self._slope = self._units(a)
-        self._slope_along = self._dot(self._unit, self._slope)
 
     def push(self, g_dot: Tensor, v_dot: Tensor) -> Tensor:
         """The derivative of w along (ġ, v̇): ẇ = ġ v̂ + s(v̇ − (v̂·v̇)v̂). Valid until the next call."""
         self._g_dot, self._v_dot = g_dot.reshape(-1, 1), self._units(v_dot)
-        self._along = self._dot(self._unit, self._v_dot)
-        turn = self._g_dot - self._scale * self._along
-        return self._unflatten(torch.mul(self._v_dot, self._scale, out=self._pushed).addcmul_(self._unit, turn))
+        self._v_along = self._along(self._v_dot)
+        turn = (self._g_dot - self._scale * self._v_along) / self._norm
+        if self._pushed is None:  # reused: allocating memory each time would cost as much as filling it
+            self._pushed = torch.empty_like(self._v_dot)
+        return self._unflatten(torch.mul(self._v_dot, self._scale, out=self._pushed).addcmul_(self._directions, turn))
 
-    def pull_tangent(self, a_dot: Tensor) -> tuple[Tensor, Tensor]:
-        """The derivative of `pull` along the (ġ, v̇) that was pushed last, while a changes by ȧ = H_w ẇ.
+    def pull_tangent(self, a: Tensor, a_dot: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The derivative of `pull` along the (ġ, v̇) that was pushed last, while a changes by ȧ = H_w ẇ, ``None``: zero.
 
-        It is this weight's part of (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇). Valid until the next call.
+        It is this weight's part of (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇).
         """
-        a, c, a_dot = self._slope, self._slope_along, self._units(a_dot)
+        wide = self._norm.dtype
+        a = self._units(a).to(wide)
+        a_dot = torch.zeros_like(a) if a_dot is None else self._units(a_dot).to(wide)
+        c, along, norm, scale = self._along(a), self._v_along, self._norm, self._scale
         # d/dt of c = v̂·a and of s(a − c v̂), with dv̂/dt = (v̇ − (v̂·v̇)v̂)/‖v‖
-        c_dot = self._dot(self._unit, a_dot) + (self._dot(a, self._v_dot) - c * self._along) / self._norm
-        s_dot = (self._g_dot - self._scale * self._along) / self._norm
-        out = torch.mul(a_dot, self._scale, out=self._work)
-        out.addcmul_(a, s_dot).addcmul_(self._v_dot, self._scale * c / self._norm, value=-1)
-        out.addcmul_(self._unit, self._scale * (c * self._along / self._norm - c_dot) - s_dot * c)
+        c_dot = self._along(a_dot) + (_row_dots(a, self._v_dot) - c * along) / norm
+        s_dot = (self._g_dot - scale * along) / norm
+        out = a_dot * scale
+        out.addcmul_(a, s_dot).addcmul_(self._v_dot, scale * c / norm, value=-1)
+        out.addcmul_(self._directions, (scale * (c * along / norm - c_dot) - s_dot * c) / norm)
         return c_dot.reshape(self.g.shape), self._unflatten(out)
 
-    def _dot(self, x: Tensor, y: Tensor) -> Tensor:
-        """The inner products of the rows (units, 1)."""
-        return torch.mul(x, y, out=self._work).sum(1, keepdim=True)
+    def _along(self, x: Tensor) -> Tensor:
+        """v̂·x of each unit (units, 1)."""
+        return _row_dots(self._directions, x) / self._norm
+
+
+def _row_dots(x: Tensor, y: Tensor) -> Tensor:
+    """The inner products of the rows (units, 1), a few rows at a time: the products take no memory to speak of."""
+    rows = max(1, _PIECE // max(1, x.shape[1]))
+    return torch.cat([(a * b).sum(1, keepdim=True) for a, b in zip(x.split(rows), y.split(rows))])

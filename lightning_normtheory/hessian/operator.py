@@ -127,6 +127,7 @@ class LossHessian:
         memory: ``"high"`` keeps the graph of the gradient for all products; ``"low"`` rebuilds it, batch by batch, for
             each product. ``"high"`` becomes ``"low"`` if a single process runs out of memory, or if the loss of one
             batch writes to tensors that the graph of another one needs.
+        vectors: the largest number of vectors (p,) that a method should keep.
         processes: the processes that hold the other batches; gradient and products are sums over all of them.
     """
 
@@ -136,18 +137,18 @@ class LossHessian:
         losses: Sequence[LossOfBatch],
         *,
         memory: Memory = "high",
+        vectors: int | None = None,
         processes: Processes = SINGLE_PROCESS,
     ) -> None:
         if memory not in ("high", "low"):
             raise ValueError(f"Expected memory to be 'high' or 'low', but got {memory!r}.")
         self.space = FlatParameters(parameters)
+        self.vectors = vectors or self.space.size
         self._losses = losses
         self._memory = memory
         self._processes = processes
-        self._weights = EffectiveWeights()
+        self._weights = EffectiveWeights(light=True)
         self._graphs: list[_GradientGraph] = []
-        # This process's part of ∂L/∂w for each effective weight; it is contracted with ∇²w.
-        self._slopes: dict[Tensor, Tensor] = {}
         self._gradient: Tensor | None = None
         self._samples = 0.0
         self._released = False
@@ -166,11 +167,12 @@ class LossHessian:
             self._samples = float(total[-1])
             if self._samples == 0:
                 raise ValueError("Expected at least one sample, but the batches hold none.")
-            self._gradient = total[:-1] / self._samples
-            for each in self._weights.maps.values():
-                if each.w in self._slopes:
-                    each.set_slope(self._slopes[each.w] / self._samples)
+            self._gradient = total[:-1].div_(self._samples)
         return self._gradient
+
+    def forget_gradient(self) -> None:
+        """Free ∇L. It is computed again if it is asked for."""
+        self._gradient = None
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """H v, both (p,)."""
@@ -178,7 +180,8 @@ class LossHessian:
             raise RuntimeError("Expected a product inside the with block: outside, the model may have changed.")
         if vector.shape != (self.space.size,):
             raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
-        _ = self.gradient  # counts the samples
+        if self._samples == 0:
+            _ = self.gradient  # counts them
         part = self._processes.run_on_all(partial(self._part_of_product, vector.detach()))
         if isinstance(part, Refusal):
             self._memory = "low"
@@ -216,7 +219,6 @@ class LossHessian:
 
     def _drop_graphs(self) -> None:
         self._graphs.clear()
-        self._slopes.clear()
         self._weights.maps.clear()
 
     # -- this process's part -------------------------------------------------------------------------------------------
@@ -250,8 +252,7 @@ class LossHessian:
             del graph  # before the next one is built
         for each in self._weights.maps.values():
             if each.w in sums:
-                self._slopes[each.w] = sums.pop(each.w)
-                _add(sums, zip((each.g, each.v), each.pull(self._slopes[each.w])), 1, self.space.dtype)
+                _add(sums, zip((each.g, each.v), each.pull(sums.pop(each.w))), 1, self.space.dtype)
         count = torch.tensor([float(samples)], dtype=self.space.dtype, device=self.space.device)
         return torch.cat([self.space.join(sums), count])
 
@@ -297,18 +298,26 @@ class LossHessian:
             graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)
             # Also for a batch that does not count: its backward pass may wait for other processes.
             with self._weights.in_backward(), twice_differentiable():
-                along = graph.along(tangents, keep=self._memory == "high")
-            if graph.samples == self._samples:  # the only batch: nothing to add up
-                curvature = dict(along)
-            elif graph.samples:
-                _add(curvature, along, graph.samples / self._samples, self.space.dtype)
-            del graph
-        for each in self._weights.maps.values():
-            if each.w in self._slopes:
-                a_dot = curvature.pop(each.w) if each.w in curvature else torch.zeros_like(each.w)
-                for parameter, moved in zip((each.g, each.v), each.pull_tangent(a_dot)):
-                    curvature[parameter] = curvature[parameter] + moved if parameter in curvature else moved
+                along = dict(graph.along(tangents, keep=self._memory == "high"))
+            if graph.samples:
+                weight = graph.samples / self._samples
+                self._pull_tangents(graph, along, curvature, weight)
+                if weight == 1 and not curvature:  # the only batch: nothing to add up
+                    curvature = along
+                else:
+                    _add(curvature, along.items(), weight, self.space.dtype)
+            del graph, along  # before the next ones
         return self.space.join(curvature)
+
+    def _pull_tangents(
+        self, graph: "_GradientGraph", along: dict[Tensor, Tensor], curvature: dict[Tensor, Tensor], weight: float
+    ) -> None:
+        """Take the parts of effective weights out of ``along``, and add them in terms of lengths and directions."""
+        slopes = dict(zip(graph.leaves, graph.gradients))
+        for each in self._weights.maps.values():
+            if each.w in slopes:
+                pulled = each.pull_tangent(slopes[each.w], along.pop(each.w, None))
+                _add(curvature, zip((each.g, each.v), pulled), weight, self.space.dtype)
 
 
 class _GradientGraph:

@@ -1,7 +1,7 @@
 """The trace of the loss's Hessian, estimated from Hessian-vector products, with its standard error."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -102,8 +102,8 @@ def estimate_trace(hessian: LossHessian, hvps: int, *, layers: bool = False, see
     if hessian.space.size <= hvps:
         return _exact(hessian, blocks)
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers on every device and process
-    sketch = min(hvps // 3, (hvps - _LEAST_VECTORS) // 2)
-    basis = _orthonormal([_product(hessian, _signs(hessian, generator)) for _ in range(sketch)])
+    sketch = min(hvps // 3, (hvps - _LEAST_VECTORS) // 2, hessian.vectors)
+    basis = _orthonormal((_product(hessian, _signs(hessian, generator)) for _ in range(sketch)), sketch)
     captured, norm = _captured(hessian, basis, blocks)
     samples = []
     for _ in range(hvps - 2 * sketch):
@@ -184,7 +184,8 @@ def _product(hessian: LossHessian, vector: Tensor) -> Tensor:
 
 
 def _signs(hessian: LossHessian, generator: torch.Generator) -> Tensor:
-    return (2.0 * torch.randint(2, (hessian.space.size,), generator=generator, device="cpu") - 1).to(hessian.gradient)
+    signs = torch.randint(2, (hessian.space.size,), generator=generator, device="cpu")
+    return (2.0 * signs - 1).to(hessian.space.device, hessian.space.dtype)
 
 
 def _project_out(basis: Tensor, vector: Tensor) -> Tensor:
@@ -192,11 +193,12 @@ def _project_out(basis: Tensor, vector: Tensor) -> Tensor:
     return vector - basis.t() @ (basis @ vector)
 
 
-def _orthonormal(vectors: Sequence[Tensor]) -> Tensor:
+def _orthonormal(vectors: Iterable[Tensor], count: int) -> Tensor:
     """An orthonormal basis (k, p) of the span; a vector that depends on those before it adds none."""
-    basis = torch.empty(len(vectors), vectors[0].numel(), dtype=vectors[0].dtype, device=vectors[0].device)
-    found = 0
+    basis, found = torch.empty(0, device="cpu"), 0
     for vector in vectors:
+        if len(basis) == 0:
+            basis = vector.new_empty(count, len(vector))
         # Twice: after one pass rounding may leave a nearly dependent vector far from orthogonal.
         rest = _project_out(basis[:found], _project_out(basis[:found], vector))
         size = float(rest.norm())

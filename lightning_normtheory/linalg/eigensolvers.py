@@ -14,12 +14,16 @@ from lightning_normtheory.measuring.progress import tick
 __all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
 
 Product = Callable[[Tensor], Tensor]
+Start = Tensor | Callable[[], Tensor]
 Which = Literal["algebraic", "magnitude", "smallest"]
 # No result before this many products, unless it is exact: a start near another eigenvector than the leading one has a
 # small residual too, and these products amplify the leading one out of the noise. One product of Lanczos achieves about
 # as much as two of power iteration.
 _AT_LEAST = 4
 _AT_LEAST_LANCZOS = 3
+_BASIS = 24
+# The columns of a basis that are rotated at once.
+_COLUMNS = 2**18
 
 
 class Pair(NamedTuple):
@@ -43,7 +47,7 @@ class Pair(NamedTuple):
 
 
 def power_iteration(
-    product: Product, start: Tensor, *, which: Which, tol: float, max_products: int, project: Product | None = None
+    product: Product, start: Start, *, which: Which, tol: float, max_products: int, project: Product | None = None
 ) -> Pair:
     """x ← (H + σI)x, normalized; λ from the span of the last two iterates, until ‖Hv − λv‖ ≤ tol·|λ|.
 
@@ -54,7 +58,8 @@ def power_iteration(
 
     Args:
         product: v ↦ Hv.
-        start: any vector (p,) with a component along the wanted eigenvector.
+        start: any vector (p,) with a component along the wanted eigenvector; or a function that returns it, so that
+            nobody else keeps it.
         project: projection onto an invariant subspace to stay in; rounding leaves it, to larger eigenvalues outside.
     """
     options: dict[str, Any] = {"tol": tol, "max_products": max_products, "project": project}
@@ -62,6 +67,7 @@ def power_iteration(
         pair = power_iteration(lambda v: -product(v), start, which="algebraic", **options)
         return pair._replace(value=-pair.value)
     project = project or (lambda v: v)
+    start = _vector(start)
     start = start / start.norm()
     x, shift, scale, asymmetry = start, 0.0, 0.0, 0.0
     last: tuple[Tensor, Tensor] | None = None  # the iterate before x, and H times it
@@ -130,35 +136,48 @@ def _pair(
     return Pair(value, vector / size, residual, False, products, asymmetry, scale)
 
 
-def lanczos(product: Product, start: Tensor, *, project: Product | None = None, **options: Any) -> Pair:
+def lanczos(
+    product: Product,
+    start: Start,
+    *,
+    project: Product | None = None,
+    basis: int = _BASIS,
+    max_products: int,
+    **options: Any,
+) -> Pair:
     """The Rayleigh–Ritz value of the Krylov space span{x, Hx, H²x, …}, until its residual is below tol·|λ|.
 
     Takes the arguments of `power_iteration`, and ``basis`` and ``at_least`` of `batched_lanczos`.
     """
     inside = None if project is None else lambda v: project(v[0])[None]
-    return batched_lanczos(lambda v: product(v[0])[None], start[None], project=inside, **options)[0]
+    krylov = _Krylov(_vector(start)[None], min(basis, max_products))
+    return _iterate(krylov, lambda v: product(v[0])[None], max_products=max_products, project=inside, **options)[0]
 
 
 def batched_lanczos(
-    product: Product,
-    start: Tensor,
-    *,
-    which: Which,
-    tol: float,
-    max_products: int,
-    basis: int = 24,
-    at_least: int = _AT_LEAST_LANCZOS,
-    project: Product | None = None,
+    product: Product, start: Tensor, *, basis: int = _BASIS, max_products: int, **options: Any
 ) -> list[Pair]:
     """Run `lanczos` for b maps at once: ``product`` maps v (b, p) to the H_i v_i. Each keeps its first converged pair.
 
     Args:
-        basis: the number of vectors to keep for each map. A full basis is replaced by its leading half of Ritz vectors
-            (thick restart).
+        basis: the number of vectors to keep for each map, at least three. A full basis is replaced by its leading half
+            of Ritz vectors (thick restart).
         at_least: no result before this many products, unless it is exact.
     """
-    krylov = _Krylov(start, min(basis, max_products))
-    pairs: list[Pair | None] = [None] * len(start)
+    return _iterate(_Krylov(start, min(basis, max_products)), product, max_products=max_products, **options)
+
+
+def _iterate(
+    krylov: "_Krylov",
+    product: Product,
+    *,
+    which: Which,
+    tol: float,
+    max_products: int,
+    at_least: int = _AT_LEAST_LANCZOS,
+    project: Product | None = None,
+) -> list[Pair]:
+    pairs: list[Pair | None] = [None] * krylov.maps
     for products in range(1, max_products + 1):
         tick("product")
         w, beta = krylov.orthogonalize(product(krylov.last), project)
@@ -172,16 +191,16 @@ def batched_lanczos(
             converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), enough, w)
             if converged or products == max_products:
                 vector = vectors[i, :, 0].to(w) @ krylov.basis[i]
-                asymmetry = float(krylov.asymmetry[i])
+                vector.div_(vector.norm())
                 pairs[i] = Pair(
-                    value, vector / vector.norm(), residual, converged, products, asymmetry, float(scale[i])
+                    value, vector, residual, converged, products, float(krylov.asymmetry[i]), float(scale[i])
                 )
         done = [pair for pair in pairs if pair is not None]
         if len(done) == len(pairs):
             return done
         # A map whose Krylov space is exhausted has its pair; it continues with zeros.
-        following = w.mul_(torch.where(exhausted, 0.0, 1 / beta).to(w)[:, None])
-        krylov.extend(following, beta, values, vectors)
+        krylov.extend(w.mul_(torch.where(exhausted, 0.0, 1 / beta).to(w)[:, None]), beta, values, vectors)
+        del w  # before the next product
     raise AssertionError("unreachable: the last product returns")
 
 
@@ -189,16 +208,18 @@ class _Krylov:
     """Orthonormal bases Q (b, m, p) of Krylov spaces, reorthogonalized in every step, and T = QHQᵀ (b, m, m).
 
     Attributes:
+        maps: b.
         scale: the largest |T| so far, for each map; rounding is relative to it.
         asymmetry: the largest component of an Hq that would be zero for a symmetric map.
     """
 
     def __init__(self, start: Tensor, size: int) -> None:
         b, p = start.shape
-        self._size = size
-        self._Q = start.new_empty(b, size + 1, p)
-        self._Q[:, 0] = start / start.norm(dim=1, keepdim=True)
-        self._T = torch.zeros(b, size + 1, size + 1, dtype=torch.float64)  # on the CPU: not every device has float64
+        self.maps, self._size = b, size
+        self._Q = start.new_empty(b, size, p)
+        self._Q[:, 0] = start
+        self._Q[:, 0].div_(start.norm(dim=1, keepdim=True))
+        self._T = torch.zeros(b, size, size, dtype=torch.float64, device="cpu")  # not every device has float64
         self._j = 0
         self._coupled = slice(0, 1)  # the vectors, besides the next one, along which H q_j has components
         self.scale, self.asymmetry = self._T.new_zeros(b), self._T.new_zeros(b)
@@ -239,7 +260,9 @@ class _Krylov:
         Q, T, j = self._Q, self._T, self._j
         if j + 1 == self._size:
             j = self._size // 2 - 1
-            Q[:, : j + 1] = vectors[:, :, : j + 1].transpose(1, 2).to(Q) @ self.basis
+            rotation = vectors[:, :, : j + 1].transpose(1, 2).to(Q)
+            for columns in Q.split(_COLUMNS, dim=2):  # a copy of all of them would be as large as the basis
+                columns[:, : j + 1] = rotation @ columns
             T.zero_().diagonal(dim1=1, dim2=2)[:, : j + 1] = values[:, : j + 1]
             T[:, : j + 1, j + 1] = beta[:, None] * vectors[:, -1, : j + 1]
             self._coupled = slice(0, j + 2)
@@ -248,6 +271,10 @@ class _Krylov:
             self._coupled = slice(j, j + 2)
         self._j = j + 1
         Q[:, self._j] = following
+
+
+def _vector(start: Start) -> Tensor:
+    return start if isinstance(start, Tensor) else start()
 
 
 def _subtract(w: Tensor, vectors: Tensor, coefficients: Tensor) -> Tensor:

@@ -252,6 +252,10 @@ class RoundedHessian:
         self.noise = rounding * torch.randn(41, 41, generator=torch.Generator().manual_seed(0)).to(dtype)
         self.gradient = torch.ones(41, dtype=dtype)
         self.space = FlatParameters({"w": torch.zeros(41, dtype=dtype, requires_grad=True)})
+        self.vectors = self.space.size
+
+    def forget_gradient(self):
+        pass
 
     def __matmul__(self, vector):
         return self.diagonal * vector + self.noise @ vector
