@@ -11,7 +11,7 @@ __all__ = ["converted", "device_for_float64", "norm_in_float64", "to_float64"]
 @cache
 def _has_float64(device_type: str) -> bool:
     try:
-        torch.empty(0, dtype=torch.float64, device=device_type)
+        torch.zeros(1, dtype=torch.float64, device=device_type) + 1  # some of Intel's GPUs can store it, and no more
     except (TypeError, RuntimeError):  # Apple's GPUs raise the first
         return False
     return True

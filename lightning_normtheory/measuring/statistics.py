@@ -69,9 +69,11 @@ def hold_batch_statistics(
     for layer, each, sizes in zip(held, means, weights):
         layer.training = False
         if sum(sizes) > 0:
-            # In float64, which not every device has.
-            wide = torch.stack(each).cpu().to(torch.float64)
-            mean, variance = sum(n * one for n, one in zip(sizes, wide)) / sum(sizes)
+            wide = torch.stack(each).cpu().to(torch.float64)  # not every device has float64
+            total = torch.zeros_like(wide[0])
+            for samples, one in zip(sizes, wide):
+                total += samples * one
+            mean, variance = total / sum(sizes)
             layer.running_mean.copy_(mean)
             layer.running_var.copy_(variance)
 
