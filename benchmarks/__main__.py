@@ -1,10 +1,11 @@
 """``python -m benchmarks``: the tables of docs/benchmarks.md. Peers that are not installed are left out, and named."""
 
 import argparse
+import sys
 
 from rich.console import Console
 
-from benchmarks import cost, first_step, hessian, memory, ntk, overhead, replay, trace, trainings
+from benchmarks import cost, device, first_step, hessian, memory, ntk, overhead, replay, trace, trainings
 
 
 def main() -> None:
@@ -15,7 +16,8 @@ def main() -> None:
         nargs="*",
         default=["hessian", "trace", "ntk", "outputs", "memory", "overhead", "cost"],
         help="hessian, trace, ntk, outputs (kernels of many), memory, overhead, cost; default: all of these;"
-        " or first_step, trainings with many outputs; or replay, buffers of objects; or trainings, of other packages",
+        " or first_step, trainings with many outputs; or replay, buffers of objects; or trainings, of other packages;"
+        " or device, a report of whether everything works on a GPU",
     )
     parser.add_argument(
         "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
@@ -27,6 +29,7 @@ def main() -> None:
     )
     parser.add_argument("--only", action="append", default=[], help="trainings whose name contains this; default: all")
     parser.add_argument("--limit", type=float, default=300, help="of first_step, in G: longer runs are stopped")
+    parser.add_argument("--device", help="of the report; default: the accelerator of this machine")
     arguments = parser.parse_args()
     console = Console(width=130)
     chosen = arguments.case or [name for name in cases if name != "tiny"]
@@ -57,6 +60,8 @@ def main() -> None:
         console.print(replay.table())
     if "trainings" in arguments.what:
         print(trainings.table(arguments.only))
+    if "device" in arguments.what:
+        sys.exit(device.main(arguments.device))
 
 
 if __name__ == "__main__":

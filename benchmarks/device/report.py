@@ -1,0 +1,256 @@
+"""The report: environment, values, neutrality, memory, cost, synchronizations."""
+
+import gc
+import math
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.device.compare import compare
+from benchmarks.device.environment import environment
+from benchmarks.device.trainings import BATCH, CLASSES, SAMPLES, TRAININGS, Fitted, Where, callbacks, fit, on
+from lightning_normtheory.linalg.arithmetic import operand_eps
+from lightning_normtheory.ntk.empirical import empirical_ntk
+
+__all__ = ["main", "report"]
+
+LIMITS = (8, 12, 20, 40)
+Limited = Callable[[int], AbstractContextManager[None]]
+Show = Callable[[str], None]
+
+
+def main(name: str | None) -> int:
+    """Show the report for a device, or for the accelerator of this machine; return the exit code."""
+    device = _accelerator() if name is None else torch.device(name)
+    if device is None:
+        print("torch finds no accelerator on this machine. --device cpu compares the CPU with itself.")
+        return 1
+    return int(report(device) > 0)
+
+
+def _accelerator() -> torch.device | None:
+    if hasattr(torch, "accelerator"):  # from torch 2.6 on
+        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return next((torch.device(kind) for kind in ("cuda", "mps") if torch.get_device_module(kind).is_available()), None)
+
+
+def report(
+    device: torch.device,
+    *,
+    width: int = 256,
+    where: Where | None = None,
+    limited: Limited | None = None,
+    show: Show = print,
+) -> int:
+    """Show the report in Markdown, part by part; return the number of differences.
+
+    Args:
+        width: of the networks.
+        where: makes the arguments of a trainer that choose the device; ``None``: from the device's name.
+        limited: limits the memory inside to some more bytes; ``None``: as torch can for this device.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS is not deterministic
+    where = where or on(device.type)
+    begin = time.perf_counter()
+    show(f"### lightning-normtheory on {device}\n")
+    for name, value in environment(device).items():
+        show(f"- {name}: {value}")
+    parts = [
+        partial(_values, device, width, where, show),
+        partial(_neutrality, width, where, show),
+        partial(_kernel_passes, device, width, show),
+        partial(_costs, device, width, where, show),
+        partial(_little_memory, device, width, where, limited or _limit_of(device), show),
+    ]
+    differences = sum(_differences(part, show) for part in parts)
+    show(f"\n**{differences} differences**, in {time.perf_counter() - begin:.0f} s.")
+    return differences
+
+
+def _differences(part: Callable[[], int], show: Show) -> int:
+    """Run a part; an error counts as a difference."""
+    try:
+        return part()
+    except Exception:  # noqa: BLE001  # the other parts are still of interest
+        show(f"\n```\n{traceback.format_exc(limit=-4)}```")
+        return 1
+
+
+def _values(device: torch.device, width: int, where: Where, show: Show) -> int:
+    show("\n#### Values: CPU against device\n")
+    show("| training | metrics | finite on one side only | differ | largest difference, in tolerances |")
+    show("|---|---|---|---|---|")
+    eps, found = operand_eps(device, torch.float32), []
+    for name in TRAININGS:
+        both = [fit(name, width, each, callbacks()) for each in (on("cpu"), where)]
+        result = compare(both[0].metrics, both[1].metrics, eps)
+        largest, metric = result.largest
+        counts = f"{result.compared} | {len(result.missing)} | {len(result.different)}"
+        show(f"| {name} | {counts} | {largest:.2g} ({metric}) |")
+        found += [f"{name}: {line}" for line in (*result.missing, *result.different)]
+        found += [f"{name} says: {line}" for line in dict.fromkeys(both[1].said) if result.missing and "NaN" in line]
+    for line in found:
+        show(f"\n- {line}" if line is found[0] else f"- {line}")
+    return sum(" says: " not in line for line in found)
+
+
+def _neutrality(width: int, where: Where, show: Show) -> int:
+    """Train without, again without, and with the callbacks. Only a device that repeats itself can be compared."""
+    show("\n#### Neutrality: weights, buffers and generators after two epochs, bit by bit\n")
+    show("| training | twice without the callbacks | without and with them |\n|---|---|---|")
+    wrong = 0
+    for name in TRAININGS:
+        twice, same = _same_twice(name, width, where)
+        note = ""
+        if not twice:
+            before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            twice, same = _same_twice(name, width, where)
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            note = ", with deterministic algorithms"
+        wrong += twice and not same
+        ours = ("equal" if same else "DIFFERENT") if twice else "cannot be told"
+        show(f"| {name} | {'equal' if twice else 'different'}{note} | {ours} |")
+    return wrong
+
+
+def _same_twice(name: str, width: int, where: Where) -> tuple[bool, bool]:
+    bare, again, ours = (fit(name, width, where, each, epochs=2) for each in ([], [], callbacks()))
+    return bare.same_bits(again), bare.same_bits(ours)
+
+
+def _kernel_passes(device: torch.device, width: int, show: Show) -> int:
+    make, inputs = TRAININGS["BatchNorm conv net"]
+    torch.manual_seed(0)
+    net, x = make(width).net.eval().to(device), inputs()[:BATCH].to(device)
+    passes = 0
+    differentiate = torch.autograd.grad
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return differentiate(*args, **kwargs)
+
+    torch.autograd.grad = counted
+    try:
+        found = empirical_ntk(net, x)
+    finally:
+        torch.autograd.grad = differentiate
+    alone = ", ".join(found.one_by_one) or "none"
+    show(f"\nKernel of the BatchNorm conv net, {BATCH} samples, {CLASSES} outputs: {passes} calls of autograd,")
+    show(f"in {str(found.dtype).removeprefix('torch.')}; gradients computed sample by sample: {alone}.")
+    return 0
+
+
+def _costs(device: torch.device, width: int, where: Where, show: Show) -> int:
+    show("\n#### Cost\n")
+    show("Peaks are in units of the model's size. G is one gradient on the probe. Waits are those of the host.\n")
+    show("| training | size | peak without | peak with | measurement | waits without | waits with |")
+    show("|---|---|---|---|---|---|---|")
+    for name, (make, _) in TRAININGS.items():
+        size = sum(p.nbytes for p in make(width).parameters())
+        fit(name, width, where, callbacks())  # the first one loads libraries
+        cells = []
+        for ours in ([], callbacks()):
+            found, peak, waits = _watched(device, partial(fit, name, width, where, ours))
+            cells += ["?" if peak is None else f"{peak / size:.1f}", "?" if waits is None else str(waits)]
+        units = found.metrics.get("normtheory/seconds", math.nan) / _gradient(name, width, device)
+        bare, waits_bare, peak_ours, waits_ours = cells
+        show(f"| {name} | {size / 2**20:.2g} MB | {bare} | {peak_ours} | {units:.0f} G | {waits_bare} | {waits_ours} |")
+    return 0
+
+
+def _watched(device: torch.device, action: Callable[[], Fitted]) -> tuple[Fitted, int | None, int | None]:
+    """Return the peak of allocated bytes and the number of host synchronizations too, where torch can count them."""
+    module = torch.get_device_module(device)
+    peaks, waits = hasattr(module, "max_memory_allocated"), hasattr(module, "set_sync_debug_mode")
+    if peaks:
+        module.reset_peak_memory_stats()
+    if waits:
+        module.set_sync_debug_mode("warn")
+    try:
+        found = action()
+    finally:
+        if waits:
+            module.set_sync_debug_mode("default")
+    peak = module.max_memory_allocated() if peaks else None
+    return found, peak, sum("synchronizing" in line for line in found.said) if waits else None
+
+
+def _gradient(name: str, width: int, device: torch.device) -> float:
+    """Seconds of one gradient on the probe, the least of five."""
+    make, inputs = TRAININGS[name]
+    training, x, y = make(width).to(device), inputs().to(device), torch.randint(CLASSES, (SAMPLES,)).to(device)
+    wait = getattr(torch.get_device_module(device), "synchronize", lambda: None)
+    taken = []
+    for _ in range(5):
+        wait()
+        begin = time.perf_counter()
+        for some in range(0, SAMPLES, BATCH):
+            batch = x[some : some + BATCH], y[some : some + BATCH]
+            torch.autograd.grad(training.training_step(batch, 0), list(training.parameters()))
+        wait()
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
+
+
+def _little_memory(device: torch.device, width: int, where: Where, limited: Limited | None, show: Show) -> int:
+    """With some multiples of the model's size free: does the training go on as without the callbacks?"""
+    show("\n#### Little memory\n")
+    if limited is None:
+        show(f"torch cannot limit the memory of {device.type}.")
+        return 0
+    name = "WeightNorm MLP"
+    width *= 4  # so that the model is larger than its batches
+    size = sum(p.nbytes for p in TRAININGS[name][0](width).parameters())
+    bare, free = fit(name, width, where, []), fit(name, width, where, callbacks())
+    show(f"{name} of {size / 2**20:.2g} MB.\n\n| free | training | metrics that are finite |\n|---|---|---|")
+    wrong = 0
+    for times in LIMITS:
+        try:
+            with limited(times * size):
+                fit(name, width, where, [])
+        except Exception as error:  # noqa: BLE001
+            show(f"| {times} × | does not fit by itself ({type(error).__name__}) | |")
+            continue
+        try:
+            with limited(times * size):
+                found = fit(name, width, where, callbacks())
+        except Exception as error:  # noqa: BLE001
+            wrong += 1
+            show(f"| {times} × | ENDS with {type(error).__name__} | |")
+            continue
+        same = found.same_bits(bare)
+        wrong += not same
+        finite, all_of_them = (sum(map(math.isfinite, each.metrics.values())) for each in (found, free))
+        show(f"| {times} × | {'as without the callbacks' if same else 'DIFFERENT'} | {finite} of {all_of_them} |")
+    return wrong
+
+
+def _limit_of(device: torch.device) -> Limited | None:
+    """Limit the memory by the fraction that torch lets a process use."""
+    module = torch.get_device_module(device)
+    if not hasattr(module, "set_per_process_memory_fraction"):
+        return None
+
+    @contextmanager
+    def limited(more: int) -> Iterator[None]:
+        gc.collect()
+        module.empty_cache()
+        if hasattr(module, "mem_get_info"):
+            used, total = module.memory_reserved(), module.mem_get_info()[1]
+        else:  # MPS
+            used, total = module.driver_allocated_memory(), module.recommended_max_memory()
+        module.set_per_process_memory_fraction(min((used + more) / total, 1.0))
+        try:
+            yield
+        finally:
+            module.set_per_process_memory_fraction(1.0)
+
+    return limited
