@@ -5,7 +5,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -43,6 +43,7 @@ def _accelerator() -> torch.device | None:
 def report(
     device: torch.device,
     *,
+    names: Sequence[str] = tuple(TRAININGS),
     width: int = 256,
     where: Where | None = None,
     limited: Limited | None = None,
@@ -51,6 +52,7 @@ def report(
     """Show the report in Markdown, part by part; return the number of differences.
 
     Args:
+        names: of the trainings.
         width: of the networks.
         where: makes the arguments of a trainer that choose the device; ``None``: from the device's name.
         limited: limits the memory inside to some more bytes; ``None``: as torch can for this device.
@@ -62,10 +64,10 @@ def report(
     for name, value in environment(device).items():
         show(f"- {name}: {value}")
     parts = [
-        partial(_values, device, width, where, show),
-        partial(_neutrality, width, where, show),
+        partial(_values, device, names, width, where, show),
+        partial(_neutrality, names, width, where, show),
         partial(_kernel_passes, device, width, show),
-        partial(_costs, device, width, where, show),
+        partial(_costs, device, names, width, where, show),
         partial(_little_memory, device, width, where, limited or _limit_of(device), show),
     ]
     differences = sum(_differences(part, show) for part in parts)
@@ -82,12 +84,12 @@ def _differences(part: Callable[[], int], show: Show) -> int:
         return 1
 
 
-def _values(device: torch.device, width: int, where: Where, show: Show) -> int:
+def _values(device: torch.device, names: Sequence[str], width: int, where: Where, show: Show) -> int:
     show("\n#### Values: CPU against device\n")
     show("| training | metrics | finite on one side only | differ | largest difference, in tolerances |")
     show("|---|---|---|---|---|")
     eps, found = operand_eps(device, torch.float32), []
-    for name in TRAININGS:
+    for name in names:
         both = [fit(name, width, each, callbacks()) for each in (on("cpu"), where)]
         result = compare(both[0].metrics, both[1].metrics, eps, random="noise" in name)
         largest, metric = result.largest
@@ -100,12 +102,12 @@ def _values(device: torch.device, width: int, where: Where, show: Show) -> int:
     return sum(" says: " not in line for line in found)
 
 
-def _neutrality(width: int, where: Where, show: Show) -> int:
+def _neutrality(names: Sequence[str], width: int, where: Where, show: Show) -> int:
     """Train without, again without, and with the callbacks. Only a device that repeats itself can be compared."""
     show("\n#### Neutrality: weights, buffers and generators after two epochs, bit by bit\n")
     show("| training | twice without the callbacks | without and with them |\n|---|---|---|")
     wrong = 0
-    for name in TRAININGS:
+    for name in names:
         twice, same = _same_twice(name, width, where)
         note = ""
         if not twice:
@@ -148,14 +150,13 @@ def _kernel_passes(device: torch.device, width: int, show: Show) -> int:
     return 0
 
 
-def _costs(device: torch.device, width: int, where: Where, show: Show) -> int:
+def _costs(device: torch.device, names: Sequence[str], width: int, where: Where, show: Show) -> int:
     show("\n#### Cost\n")
     show("Peaks are in units of the model's size. G is one gradient on the probe. Waits are those of the host.\n")
     show("| training | size | peak without | peak with | measurement | waits without | waits with |")
     show("|---|---|---|---|---|---|---|")
-    for name, (make, _) in TRAININGS.items():
-        size = sum(p.nbytes for p in make(width).parameters())
-        fit(name, width, where, callbacks())  # the first one loads libraries
+    for name in names:
+        size = _size(name, width)
         cells = []
         for ours in ([], callbacks()):
             found, peak, waits = _watched(device, partial(fit, name, width, where, ours))
@@ -164,6 +165,11 @@ def _costs(device: torch.device, width: int, where: Where, show: Show) -> int:
         bare, waits_bare, peak_ours, waits_ours = cells
         show(f"| {name} | {size / 2**20:.2g} MB | {bare} | {peak_ours} | {units:.0f} G | {waits_bare} | {waits_ours} |")
     return 0
+
+
+def _size(name: str, width: int) -> int:
+    """The bytes of the parameters."""
+    return sum(parameter.nbytes for parameter in TRAININGS[name][0](width).parameters())
 
 
 def _watched(device: torch.device, action: Callable[[], Fitted]) -> tuple[Fitted, int | None, int | None]:
@@ -207,8 +213,8 @@ def _little_memory(device: torch.device, width: int, where: Where, limited: Limi
         show(f"torch cannot limit the memory of {device.type}.")
         return 0
     name = "WeightNorm MLP"
-    width *= 4  # so that the model is larger than its batches
-    size = sum(p.nbytes for p in TRAININGS[name][0](width).parameters())
+    width = max(2 * width, 512)  # so that the model is larger than its batches and kernels
+    size = _size(name, width)
     bare, free = fit(name, width, where, []), fit(name, width, where, callbacks())
     show(f"{name} of {size / 2**20:.2g} MB.\n\n| free | training | metrics that are finite |\n|---|---|---|")
     wrong = 0
