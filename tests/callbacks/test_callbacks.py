@@ -27,7 +27,7 @@ from lightning_normtheory.callbacks import (
 )
 from lightning_normtheory.record import jsonl
 
-from support.lit import Classifier, loader, nets, rows, tensors, trainer
+from support.lit import CALLBACKS, Classifier, as_dict, loader, nets, rows, tensors, trainer
 
 RSC_NAMES = {"rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio"}
 HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converged", "_hvps", "_seconds")}
@@ -48,8 +48,6 @@ CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient"
 NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
 # Logged or not depending on a measured value.
 SOMETIMES = {"ntk_crossover"}
-ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, HessianTrace, NTKLeastEigenvalue, BatchNormTheory]
-ALL += [RademacherBound, ConvergenceCertificate, NormTheory]
 NAMES = {
     MinWeightNorm: {"min_weight_norm"},
     RSCRatio: RSC_NAMES,
@@ -95,11 +93,6 @@ def images():
     return DataLoader(TensorDataset(torch.randn(12, 3, 32, 32), torch.randint(0, 10, (12,))), 4)
 
 
-def dicts(samples):
-    x, y = zip(*samples)
-    return {"image": torch.stack(x), "label": torch.stack(y)}
-
-
 # On the ResNet, these are quick.
 ON_RESNET = (BatchNormTheory, MinWeightNorm)
 
@@ -109,7 +102,7 @@ ON_RESNET = (BatchNormTheory, MinWeightNorm)
     [
         pytest.param(model, callback, marks=[pytest.mark.slow] * (model == "resnet18" and callback not in ON_RESNET))
         for model in ("resnet18", "wn mlp")
-        for callback in ALL
+        for callback in CALLBACKS
     ],
 )
 def test_works_without_arguments(callback, model):
@@ -142,13 +135,13 @@ def test_works_without_arguments(callback, model):
     assert len(layers) == (expected if callback in (MinWeightNorm, NormTheory) else 0)
 
 
-@pytest.mark.parametrize("callback", ALL)
+@pytest.mark.parametrize("callback", CALLBACKS)
 def test_dict_batches_with_functions_of_the_user(callback):
     functions = {
         "predict": lambda module, batch: module(batch["image"]),
         "loss": lambda module, batch: nn.functional.cross_entropy(module(batch["image"]), batch["label"]),
     }
-    trainer([callback(on_error="raise", **functions)], max_epochs=1).fit(DictBatches("bn"), loader(collate_fn=dicts))
+    trainer([callback(on_error="raise", **functions)], max_epochs=1).fit(DictBatches("bn"), loader(collate_fn=as_dict))
     assert not any(math.isnan(value) for value in rows()[0].values())
 
 

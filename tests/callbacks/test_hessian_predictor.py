@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 from torch import nn
 
 from lightning_normtheory import predictor_hessian_norm
@@ -11,7 +10,7 @@ from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory
 
 from support.batch_statistics import inputs_of, with_statistics_of
 from support.hessian_fits import LAMBDA, Descent
-from support.lit import fit, loader, tensors
+from support.lit import FailsLater, as_dict, fit, loader, tensors
 
 
 @pytest.mark.parametrize("net", ["wn", "bn"])
@@ -29,15 +28,14 @@ def test_the_predictor_on_request(net):
 def test_the_predictor_of_dict_batches_on_some_samples():
     class Dicts(Descent):
         def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self(batch["x"]), batch["y"])
+            return nn.functional.cross_entropy(self(batch["image"]), batch["label"])
 
     def collate(samples):
-        x, y = zip(*samples)
-        return {"x": torch.stack(x), "y": torch.stack(y), "names": ["a"] * len(x)}
+        return {**as_dict(samples), "names": ["a"] * len(samples)}
 
     module = Dicts("plain")
     callback = HessianTopEigenvalue(
-        probe=20, predictor_samples=10, tol=1e-3, predict=lambda module, batch: module(batch["x"]), on_error="raise"
+        probe=20, predictor_samples=10, tol=1e-3, predict=lambda module, batch: module(batch["image"]), on_error="raise"
     )
     row = fit(callback, module, epochs=1, data=loader(20, collate_fn=collate, shuffle=False))[0]
     norms = predictor_hessian_norm(module.net, tensors(20)[0], tol=1e-3)
@@ -50,15 +48,6 @@ def test_nothing_of_the_predictor_without_a_request():
 
 
 def test_a_predictor_that_fails_leaves_the_eigenvalue_alone():
-    class FailsLater:
-        calls = 0
-
-        def __call__(self, module, batch):
-            self.calls += 1
-            if self.calls > 1:
-                raise RuntimeError("no such kernel")
-            return module(batch[0])
-
     callback = HessianTopEigenvalue(predictor_samples=4, predict=FailsLater())
     with pytest.warns(UserWarning, match="predictor_hessian_norm failed and is logged as NaN.*no such kernel"):
         row = fit(callback, Descent(), epochs=1)[0]
@@ -73,11 +62,7 @@ def test_the_eigenvalue_asks_for_no_outputs():
             raise NotImplementedError
 
         def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self.net(batch["x"]), batch["y"])
+            return nn.functional.cross_entropy(self.net(batch["image"]), batch["label"])
 
-    def collate(samples):
-        x, y = zip(*samples)
-        return {"x": torch.stack(x), "y": torch.stack(y)}
-
-    row = fit(HessianTopEigenvalue(on_error="raise"), NoForward(), epochs=1, data=loader(collate_fn=collate))[0]
+    row = fit(HessianTopEigenvalue(on_error="raise"), NoForward(), epochs=1, data=loader(collate_fn=as_dict))[0]
     assert row[f"{LAMBDA}_converged"] == 1.0

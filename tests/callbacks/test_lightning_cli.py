@@ -11,10 +11,9 @@ import yaml
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.demos.boring_classes import BoringModel
 
-from lightning_normtheory import callbacks
 from lightning_normtheory.callbacks import DiagnosticCallback, NormTheory, RSCRatio
 
-ALL = [getattr(callbacks, name) for name in callbacks.__all__ if name not in ("DiagnosticCallback", "Probe")]
+from support.lit import CALLBACKS
 
 
 @pytest.mark.parametrize("package", [pl, lightning.pytorch], ids=["pytorch_lightning", "lightning"])
@@ -62,15 +61,15 @@ def test_lightning_cli_shows_and_accepts_every_argument(capsys):
 
     common = set(inspect.signature(DiagnosticCallback.__init__).parameters) - {"self"}
     options = []
-    for callback in ALL:
+    for callback in CALLBACKS:
         options += [f"--trainer.callbacks+=lightning_normtheory.callbacks.{callback.__name__}"]
         options += ["--trainer.callbacks.every_n_epochs=3"]
     printed = yaml.safe_load(output("0", "--print_config").out)["trainer"]["callbacks"]
-    for callback, arguments in zip(ALL, (each["init_args"] for each in printed), strict=True):
+    for callback, arguments in zip(CALLBACKS, (each["init_args"] for each in printed), strict=True):
         own = set(inspect.signature(callback.__init__).parameters) - {"self", "args", "kwargs"}
         assert set(arguments) == common | own
         assert arguments["every_n_epochs"] == 3
     shown = output("0", "--trainer.callbacks.help=lightning_normtheory.callbacks.NormTheory").out
-    assert all(f".{name} " in shown for name in printed[ALL.index(NormTheory)]["init_args"])
+    assert all(f".{name} " in shown for name in printed[CALLBACKS.index(NormTheory)]["init_args"])
     assert "the largest fraction of the training time" in shown  # the text of the base class
     assert "every_n_epoch" in output("2", "--trainer.callbacks.every_n_epoch=3").err

@@ -9,9 +9,12 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from lightning_normtheory import callbacks
 from lightning_normtheory.record import jsonl
 
 FEATURES, CLASSES = 6, 3
+# The callbacks that measure something: all that users can import but the base class and the probe.
+CALLBACKS = [getattr(callbacks, name) for name in callbacks.__all__ if name not in ("DiagnosticCallback", "Probe")]
 
 
 def nets():
@@ -66,6 +69,33 @@ def tensors(n=50, seed=0):
 
 def loader(n=50, batch_size=8, **kwargs):
     return DataLoader(TensorDataset(*tensors(n)), batch_size, **{"shuffle": True, **kwargs})
+
+
+def as_dict(samples):
+    """Collate samples to a dict."""
+    x, y = zip(*samples)
+    return {"image": torch.stack(x), "label": torch.stack(y)}
+
+
+class InWorkers(TensorDataset):
+    """Can be read in a worker process only."""
+
+    def __getitem__(self, index):
+        torch.utils.data.get_worker_info().id  # noqa: B018
+        return super().__getitem__(index)
+
+
+class FailsLater:
+    """A predictor that passes the trial at fit start and fails later."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, module, batch):
+        self.calls += 1
+        if self.calls > 1:
+            raise RuntimeError("no such kernel")
+        return module(batch[0])
 
 
 class Augmented(Dataset):

@@ -1,7 +1,6 @@
 """What measurements cost is known before they are made, on a clock that the tests control."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -18,18 +17,15 @@ from lightning_normtheory.callbacks.output import messages
 from lightning_normtheory.record import jsonl
 from lightning_normtheory.rsc import gradients_of
 
+from support.clock import stop_clock, wait
 from support.lit import Classifier, loader, rows, tensors, trainer
 
 BATCHES = 5  # per epoch, one second each
-NOW = SimpleNamespace(seconds=0.0)
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """Stop the clock; it advances only where a test says so."""
-    NOW.seconds = 0.0
-    for module in (budget, trial, guarded):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: NOW.seconds))
+    stop_clock(monkeypatch, budget, trial, guarded)
 
 
 @pytest.fixture
@@ -38,10 +34,6 @@ def said(monkeypatch):
     texts = []
     monkeypatch.setattr(messages, "show", lambda trainer, text: texts.append(text))
     return texts
-
-
-def wait(seconds):
-    NOW.seconds += seconds
 
 
 class Timed(Classifier):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, NTKLeastEigenvalue, RSCRatio
 
-from support.lit import Classifier, Stream, loader, rows, tensors, trainer
+from support.lit import Classifier, Stream, as_dict, loader, rows, tensors, trainer
 
 ALL = [MinWeightNorm, RSCRatio, HessianTopEigenvalue, NormTheory]
 NEEDS_DATA = [RSCRatio, HessianTopEigenvalue, NormTheory]
@@ -146,11 +146,6 @@ def test_a_step_on_the_iterator_needs_a_loss():
     assert_left_out(RSCRatio(), Iterates("wn"), loader(), f"dataloader_iter.*{example}")
 
 
-def collate(samples):
-    x, y = zip(*samples)
-    return {"image": torch.stack(x), "label": torch.stack(y)}
-
-
 class DictBatches(Counts):
     def training_step(self, batch, batch_idx):
         return cross_entropy(self, (batch["image"], batch["label"]))
@@ -169,7 +164,7 @@ def test_without_a_predictor_the_loss_is_measured():
     fit, message = assert_left_out(
         NormTheory(on_error="raise"),
         Functional("wn"),
-        loader(collate_fn=collate),
+        loader(collate_fn=as_dict),
         r"leaves out ntk_lambda_min, rademacher_bound\..*"
         r"no call of forward or of a submodule.*Pass predict=lambda module, batch: module\(batch\['image'\]\)\."
         r" A batch is a dict \{'image': Tensor \(8, 6\)",
@@ -221,7 +216,7 @@ def test_a_step_without_a_usable_loss(result, match, stopped):
 
 
 def test_an_iterable_dataset_is_tried_on_its_first_batch():
-    data = DataLoader(Stream(), 8, collate_fn=collate)
+    data = DataLoader(Stream(), 8, collate_fn=as_dict)
     assert_left_out(NTKLeastEigenvalue(), Functional("wn"), data, "leaves out ntk_lambda_min")
 
 

@@ -8,7 +8,7 @@ import pytest
 from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, RSCRatio
 from lightning_normtheory.record import jsonl
 
-from support.lit import Classifier, loader, rows, trainer
+from support.lit import Classifier, FailsLater, loader, rows, trainer
 
 MAIN = {callback: "normtheory/rsc_ratio" for callback in (RSCRatio, NormTheory)}
 MAIN[HessianTopEigenvalue] = "normtheory/hessian_lambda_max"
@@ -36,19 +36,6 @@ def test_a_nan_loss_is_logged_as_nan_and_reported_once(callback):
     failures = [message for message in messages if "hessian_lambda_max failed and is logged as NaN" in message]
     assert len(failures) == (callback is not RSCRatio)
     assert all("finite loss, but batch 0 gives nan" in failure for failure in failures)
-
-
-class FailsLater:
-    """A predictor that passes the trial at fit start and fails later."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, module, batch):
-        self.calls += 1
-        if self.calls > 1:
-            raise RuntimeError("no such kernel")
-        return module(batch[0])
 
 
 def test_a_failing_diagnostic_logs_nan_and_spares_the_others():

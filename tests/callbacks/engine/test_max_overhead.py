@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -17,21 +16,15 @@ from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.record import jsonl
 
 from reliability.resume.resume_cases import LAST_STEPS
+from support.clock import stop_clock, wait
 from support.lit import Classifier, loader, rows, trainer
 
 BATCHES = 5  # per epoch, two seconds each
-NOW = SimpleNamespace(seconds=0.0)
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """Stop the clock; it advances only where a test says so."""
-    NOW.seconds = 0.0
-    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: NOW.seconds))
-
-
-def wait(seconds):
-    NOW.seconds += seconds
+    stop_clock(monkeypatch, budget)
 
 
 class Slow(Diagnostic):

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 from lightning_normtheory.callbacks import NormTheory, Probe, RSCRatio
 from lightning_normtheory.callbacks.samples.batch_contents import count_samples, describe
 
-from support.lit import Augmented, Classifier, Stream, loader, tensors, trainer
+from support.lit import Augmented, Classifier, InWorkers, Stream, loader, tensors, trainer
 
 
 def probe_of(data, samples=20, **arguments):
@@ -127,11 +127,6 @@ def test_callbacks_that_share_a_probe_copy_a_passing_batch_once():
 
 
 def test_a_dataset_that_only_workers_can_read():
-    class InWorkers(TensorDataset):
-        def __getitem__(self, index):
-            torch.utils.data.get_worker_info().id  # noqa: B018
-            return super().__getitem__(index)
-
     probe = Probe(20)
     fit = trainer([RSCRatio(probe=probe, on_error="raise")], max_epochs=1)
     with pytest.warns(UserWarning, match="could not be read from the training set.*Copies of the first"):

@@ -13,7 +13,19 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRand
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 
 from support.gap_cases import GapCallback, Measured, Plain, fit, mean_loss, unseen
-from support.lit import CLASSES, FEATURES, Augmented, Classifier, Stream, loader, nets, rows, tensors, trainer
+from support.lit import (
+    CLASSES,
+    FEATURES,
+    Augmented,
+    Classifier,
+    InWorkers,
+    Stream,
+    loader,
+    nets,
+    rows,
+    tensors,
+    trainer,
+)
 from support.neutral_cases import OtherRecorder, Recorder, Sliced, generators, state
 
 # -- the loaders -------------------------------------------------------------------------------------------------------
@@ -121,11 +133,6 @@ def test_an_iterable_set_gives_copies_of_the_first_validation(workers):
 
 
 def test_a_set_that_only_workers_can_read_is_copied_too():
-    class InWorkers(TensorDataset):
-        def __getitem__(self, index):
-            torch.utils.data.get_worker_info().id  # noqa: B018
-            return super().__getitem__(index)
-
     with pytest.warns(UserWarning, match="could not be read from the validation set.*first validation batches"):
         found = fit(None, DataLoader(InWorkers(*tensors(20, 5)), 8, num_workers=1))
     assert torch.equal(found.samples, tensors(20, 5)[0])

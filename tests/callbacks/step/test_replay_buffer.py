@@ -2,26 +2,22 @@
 
 import random
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer, seed_everything
+from pytorch_lightning import LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory.callbacks import NormTheory
 from lightning_normtheory.measuring.watched import MANY
 
+from support.large_containers import Transition
+from support.lit import trainer
+
 SIZE = 2 * MANY
-
-
-@dataclass
-class Transition:
-    state: Any
-    reward: float
 
 
 def transition(i: int) -> Transition:
@@ -69,13 +65,7 @@ def trained(kind: str, callbacks: list) -> list:
     seed_everything(0, verbose=False)
     module = QLearning(kind)
     data = DataLoader(TensorDataset(torch.randn(32, 4), torch.randn(32)), batch_size=8, shuffle=True)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    Trainer(max_epochs=2, accelerator="cpu", callbacks=callbacks, **quiet).fit(module, data)
+    trainer(callbacks, max_epochs=2).fit(module, data)
     assert type(module.buffer) in (list, deque, dict)
     entries = [module.buffer[i] for i in range(SIZE)]
     parameters = [parameter.detach() for parameter in module.parameters()]

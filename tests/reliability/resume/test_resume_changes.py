@@ -6,20 +6,14 @@ import warnings
 import pytest
 
 from lightning_normtheory.callbacks import (
-    BatchNormTheory,
-    ConvergenceCertificate,
     DiagnosticCallback,
-    HessianTopEigenvalue,
-    HessianTrace,
-    MinWeightNorm,
     NormTheory,
-    NTKLeastEigenvalue,
-    RademacherBound,
     RSCRatio,
 )
 from lightning_normtheory.callbacks.samples.probe import Probe
 
 from reliability.resume.resume_cases import CASES, fit
+from support.lit import CALLBACKS
 
 
 def half_square(module, batch):
@@ -30,17 +24,6 @@ def doubled(module, batch):
     return 2 * module(batch[0])
 
 
-CALLBACKS = (
-    MinWeightNorm,
-    RSCRatio,
-    HessianTopEigenvalue,
-    HessianTrace,
-    NTKLeastEigenvalue,
-    RademacherBound,
-    ConvergenceCertificate,
-    BatchNormTheory,
-    NormTheory,
-)
 # Another value than the default for every argument of every callback, but for the prefix: see below.
 OTHERS = {
     "probe": 30,

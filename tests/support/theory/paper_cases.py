@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_normtheory.theorems.papers.rsc import rsc_constants, rsc_radii
@@ -210,3 +211,19 @@ def largest_hessian(case: RSCCase) -> float:
     x = case.data[0][:1]
     hessians = torch.func.hessian(lambda t: case.predict(t, x)[0])(case.theta)
     return math.sqrt(case.width) * float(torch.linalg.eigvalsh(hessians).abs().max())
+
+
+def cases(kind: type[PaperNetwork], **ranges: st.SearchStrategy) -> st.SearchStrategy:
+    """Random networks of a paper's form; a range may be replaced."""
+    common = {
+        "seed": st.integers(0, 10**6),
+        "depth": st.integers(1, 4),
+        "width": st.integers(1, 8),
+        "outputs": st.integers(1, 3),
+        "samples": st.integers(1, 3),
+        "rho1": st.floats(0, 4),
+        "v0_norm": st.sampled_from([1.0, 0.3, 2.0]),
+        "aligned": st.booleans(),
+    }
+    every = {**common, **ranges}
+    return st.builds(kind, **{field.name: every[field.name] for field in fields(kind)})
