@@ -115,7 +115,7 @@ def visit(browser):
 @pytest.fixture
 def one(tmp_path):
     """The page of one run, with numbers of every kind."""
-    from support.report_cases import awkward_rows, report, write_run
+    from support.view.report_cases import awkward_rows, report, write_run
 
     return report(tmp_path / "report.html", write_run(tmp_path / "run", awkward_rows()))
 
@@ -123,6 +123,6 @@ def one(tmp_path):
 @pytest.fixture
 def four(tmp_path):
     """The page of a small sweep."""
-    from support.report_cases import report, sweep
+    from support.view.report_cases import report, sweep
 
     return report(tmp_path / "report.html", *sweep(tmp_path))

@@ -22,7 +22,7 @@ from lightning_normtheory.record.history import read_history
 
 from support.lit import Classifier, loader, trainer
 from support.recipes.image_files import ready, write_cifar10, write_folder, write_mnist
-from support.report_cases import awkward_rows, write_run
+from support.view.report_cases import awkward_rows, write_run
 
 ROOT = Path(__file__).parent.parent
 

@@ -3,7 +3,7 @@
 import math
 import re
 
-from support.report_cases import awkward_rows
+from support.view.report_cases import awkward_rows
 
 
 def panel(page, title):

@@ -3,7 +3,7 @@
 import pytest
 
 from browser.page_cases import assert_within_a_pixel, axis, drag, expected, hover, panel, plotted, tip
-from support.report_cases import report, write_run
+from support.view.report_cases import report, write_run
 
 pytestmark = pytest.mark.browser
 

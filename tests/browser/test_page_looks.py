@@ -5,7 +5,7 @@ import json
 import pytest
 
 from browser.page_cases import assert_within_a_pixel, hover, panel, tip
-from support.report_cases import HOSTILE, many_runs, report, write_run
+from support.view.report_cases import HOSTILE, many_runs, report, write_run
 
 pytestmark = pytest.mark.browser
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from browser.page_cases import assert_within_a_pixel, axis, expected, panel, plotted, points
-from support.report_cases import report, write_run
+from support.view.report_cases import report, write_run
 
 pytestmark = pytest.mark.browser
 

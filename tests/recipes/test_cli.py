@@ -10,7 +10,7 @@ from lightning_normtheory.recipes.cli import lightning_cli, main
 from lightning_normtheory.recipes.sweeps import sweep
 
 from support.recipes.cli_cases import refusal
-from support.report_cases import awkward_rows, write_run
+from support.view.report_cases import awkward_rows, write_run
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import glossary
 
 from lightning_normtheory.view.glossary import GLOSSARY
 
-from support.report_cases import Page, report, write_run
+from support.view.report_cases import Page, report, write_run
 
 
 def test_the_page_of_the_docs_is_up_to_date():

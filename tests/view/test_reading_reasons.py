@@ -8,7 +8,7 @@ from lightning_normtheory.record.metrics import METRICS
 from lightning_normtheory.view.panels import PANELS
 from lightning_normtheory.view.readings import read_panel
 
-from support.reading_cases import BELOW, EDGE, history, read
+from support.view.reading_cases import BELOW, EDGE, history, read
 
 
 def test_a_loss_below_zero_rises_and_falls_as_any_other():

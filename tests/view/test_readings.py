@@ -13,7 +13,7 @@ from lightning_normtheory.view.panels import PANELS
 from lightning_normtheory.view.readings import READINGS, read_panel
 from lightning_normtheory.view.readings.phrases import number, percent, since, times, trend
 
-from support.reading_cases import BY_KEY, EDGE, history, read
+from support.view.reading_cases import BY_KEY, EDGE, history, read
 
 
 @pytest.mark.parametrize(

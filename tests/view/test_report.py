@@ -12,7 +12,7 @@ from lightning_normtheory.view.html.report import write_report
 from lightning_normtheory.view.html.run_names import named_runs
 from lightning_normtheory.view.panels import PANELS, SECTIONS
 
-from support.report_cases import HOSTILE, THEOREMS, Page, awkward_rows, one, report, sweep, write_run
+from support.view.report_cases import HOSTILE, THEOREMS, Page, awkward_rows, one, report, sweep, write_run
 
 
 def numbers(path):

@@ -5,7 +5,7 @@ import pytest
 from lightning_normtheory.record.history import read_histories
 from lightning_normtheory.view.html.run_names import named_runs
 
-from support.report_cases import Page, report, sweep, write_run
+from support.view.report_cases import Page, report, sweep, write_run
 
 
 def names(*paths):

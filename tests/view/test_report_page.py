@@ -11,7 +11,7 @@ from lightning_normtheory.record.history import History, Row
 from lightning_normtheory.view.html.data import color
 from lightning_normtheory.view.html.report import write_report
 
-from support.report_cases import HOSTILE, Page, one, report, sweep, write_run
+from support.view.report_cases import HOSTILE, Page, one, report, sweep, write_run
 
 # -- for those without eyes or without JavaScript ----------------------------------------------------------------------
 

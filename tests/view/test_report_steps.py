@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.report_cases import Page, awkward_rows, report, write_run
+from support.view.report_cases import Page, awkward_rows, report, write_run
 
 
 def step_rows(*steps):

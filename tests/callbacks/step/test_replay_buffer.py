@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_normtheory.callbacks import NormTheory
 from lightning_normtheory.measuring.watched import MANY
 
-from support.large_containers import Transition
 from support.lit import trainer
+from support.measuring.large_containers import Transition
 
 SIZE = 2 * MANY
 

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from lightning_normtheory.norms import feeding_layers
+
 from support.feeding.feeding_parts import (
     Net,
     batch_norm_again_on_one_branch,
@@ -17,6 +19,7 @@ from support.feeding.feeding_parts import (
 from support.feeding.nets_of_modules import MODULES
 from support.feeding.nets_of_operations import OPERATIONS
 from support.feeding.nets_of_values import VALUES
+from support.oracles import layer_names
 
 NETS = {**OPERATIONS, **VALUES, **MODULES}
 
@@ -33,3 +36,9 @@ UNDECIDABLE = {
 def make(net: Net) -> tuple[nn.Module, tuple]:
     torch.manual_seed(0)
     return net.build(), net.inputs()
+
+
+def found_pairs(model: nn.Module) -> set[tuple[str, str]]:
+    """By the first name of each weight, as the oracle names them."""
+    first = layer_names(model)
+    return {(first[layer], name) for name, feeding in feeding_layers(model).items() for layer in feeding.layers}

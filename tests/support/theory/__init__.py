@@ -1,1 +1,1 @@
-"""Cases of the theory rooms: bounds, Hessians, kernels, the papers' networks, theorems."""
+"""Cases of the theory rooms: bounds, Hessians, kernels, norms, the papers' networks, theorems."""

@@ -10,7 +10,7 @@ from torch import nn
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import Processes
 
-from support.full_state import full_state
+from support.measuring.full_state import full_state
 from support.models import MODELS, hook_weight_norm, parametrized_weight_norm
 
 CHOICES = pytest.mark.parametrize("batch_stats", [True, False, None])

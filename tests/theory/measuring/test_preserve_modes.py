@@ -10,7 +10,7 @@ from torch import nn
 from lightning_normtheory.measuring.preserve import preserve_state
 
 from support.feeding.feeding_modules import ActivatedBatchNorm, FrozenBatchNorm
-from support.full_state import full_state
+from support.measuring.full_state import full_state
 
 CHOICES = pytest.mark.parametrize("batch_stats", [True, False, None])
 

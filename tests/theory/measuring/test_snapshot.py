@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 
 from lightning_normtheory.measuring.snapshot import Snapshot
 
+from support.measuring.snapshot_states import ARRAYS, GENERATORS, METRICS, PLAIN, AverageMeter, State, bits, nested_list
 from support.models import hook_weight_norm
-from support.snapshot_states import ARRAYS, GENERATORS, METRICS, PLAIN, AverageMeter, State, bits, nested_list
 
 
 def table(states: dict[str, State]):

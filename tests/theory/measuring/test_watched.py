@@ -17,7 +17,7 @@ from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.measuring.watched import MANY
 
-from support.large_containers import (
+from support.measuring.large_containers import (
     CONTAINERS,
     ENTRIES,
     Transition,

@@ -16,7 +16,7 @@ from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.measuring.watched import MANY
 
-from support.large_containers import (
+from support.measuring.large_containers import (
     look,
     make,
     model_with,

@@ -14,7 +14,17 @@ from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.measuring.watched import MANY, shared_copies
 
-from support.large_containers import CONTAINERS, as_dict, identities, keys, look, make, model_with, plain, write_sampled
+from support.measuring.large_containers import (
+    CONTAINERS,
+    as_dict,
+    identities,
+    keys,
+    look,
+    make,
+    model_with,
+    plain,
+    write_sampled,
+)
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)

@@ -13,8 +13,8 @@ from support.models import (
     parametrized_weight_norm,
     tie,
 )
-from support.norm_cases import assert_norms, trained
 from support.oracles import loop_norms, loop_norms_except
+from support.theory.norm_cases import assert_norms, trained
 
 
 def test_tied_weights_before_batch_norms_count_under_both_names():

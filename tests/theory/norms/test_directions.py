@@ -13,8 +13,8 @@ from support.models import (
     Graph,
     direction,
 )
-from support.norm_cases import FORMS, trained
 from support.oracles import difference_hessian
+from support.theory.norm_cases import FORMS, trained
 
 
 def squared_norms(v: torch.Tensor, dim: int | None) -> torch.Tensor:

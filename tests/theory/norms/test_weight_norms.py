@@ -16,8 +16,8 @@ from support.models import (
     length,
     parametrized_weight_norm,
 )
-from support.norm_cases import FORMS, assert_norms, trained
 from support.oracles import loop_norms, loop_norms_except
+from support.theory.norm_cases import FORMS, assert_norms, trained
 
 
 @FORMS
