@@ -216,7 +216,7 @@ def _checked(hessian: LossHessian, pair: Pair, tol: float) -> Pair:
 
 def _mixed_start(gradient: Tensor, start: Tensor | None, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers for every device
-    parts = [(torch.randn(gradient.shape, generator=generator).to(gradient), _NOISE_PART)]
+    parts = [(torch.randn(gradient.shape, generator=generator, device="cpu").to(gradient), _NOISE_PART)]
     parts.append((gradient, 1.0 if start is None else _GRADIENT_PART))
     if start is not None:
         if not 0 < float(start.norm()) < math.inf:

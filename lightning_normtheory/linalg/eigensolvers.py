@@ -113,9 +113,9 @@ def _ritz_of_plane(x: Tensor, Hx: Tensor, y: Tensor, Hy: Tensor, which: Which) -
         return _Ritz(yHy, (0.0, 1.0), math.sqrt(max(HyHy - yHy**2, 0.0)), 0.0)
     xHx, yHx, xHy = dot(x, Hx), dot(y, Hx), dot(x, Hy)
     # In the orthonormal basis x, e = (y − cx)/s; the columns of A are the coefficients of x and e in x and y.
-    A = torch.tensor([[1.0, -c / s], [0.0, 1 / s]], dtype=torch.float64)
-    H = torch.tensor([[xHx, (xHy + yHx) / 2], [(xHy + yHx) / 2, yHy]], dtype=torch.float64)
-    HH = torch.tensor([[dot(Hx, Hx), dot(Hx, Hy)], [0.0, HyHy]], dtype=torch.float64)
+    A = torch.tensor([[1.0, -c / s], [0.0, 1 / s]], dtype=torch.float64, device="cpu")
+    H = torch.tensor([[xHx, (xHy + yHx) / 2], [(xHy + yHx) / 2, yHy]], dtype=torch.float64, device="cpu")
+    HH = torch.tensor([[dot(Hx, Hx), dot(Hx, Hy)], [0.0, HyHy]], dtype=torch.float64, device="cpu")
     HH[1, 0] = HH[0, 1]
     values, vectors = torch.linalg.eigh(A.t() @ H @ A)
     index = int(_order(values, which)[0])

@@ -85,7 +85,8 @@ def _factor(matrix: Tensor, scale: float) -> tuple[Tensor, float]:
 
 
 def _leading(product: Product, like: Tensor) -> float:
-    start = torch.randn(len(like), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like.device)
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(len(like), generator=generator, dtype=torch.float64, device="cpu").to(like.device)
     options: dict[str, Any] = {"tol": _TOL, "max_products": _MAX_PRODUCTS, "basis": _BASIS}
     return lanczos(product, start, which="algebraic", **options).value
 
@@ -112,7 +113,7 @@ def spectral_norm(matrix: Tensor) -> float:
         gram = wide.mT @ wide
         return max(largest_eigenvalue(gram), 0.0) ** 0.5
     matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    starts = torch.randn(_STARTS, matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
+    starts = torch.randn(_STARTS, matrix.shape[1], generator=torch.Generator().manual_seed(0), device="cpu").to(matrix)
     options: dict[str, Any] = {"tol": 0.0, "max_products": _STEPS, "basis": _STEPS + 1}
     found = batched_lanczos(lambda v: (v @ matrix.mT) @ matrix, starts, which="algebraic", **options)
     largest = max(pair.value for pair in found)
