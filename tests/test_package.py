@@ -14,6 +14,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+import torch.utils._device
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {  # of a floor, from the ground up
@@ -109,6 +111,21 @@ def test_a_module_imports_what_its_floor_may():
         for target in imported(module):
             known = target in MODULES or target in sys.stdlib_module_names or target in allowed
             assert known, f"{module} imports {target}"
+
+
+ALLOCATING = torch.utils._device._device_constructors()
+
+
+def test_tensors_are_allocated_on_a_named_device():
+    """Otherwise `torch.set_default_device` moves them, also to a device without float64."""
+    for module, path in MODULES.items():
+        if floor_of(module) == "lightning_normtheory.recipes" or module.endswith(".dyadic"):  # data for the user
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                allocating = ast.unparse(node.func.value) == "torch" and getattr(torch, node.func.attr) in ALLOCATING
+                named = any(keyword.arg == "device" for keyword in node.keywords)
+                assert named or not allocating, f"{path}:{node.lineno}"
 
 
 def test_no_folder_is_full():

@@ -68,13 +68,13 @@ class EpochMeasurement:
         return retry_smaller(self.function, self._measure_loss)
 
     def _measure_loss(self) -> float:
-        sums = torch.zeros(2, dtype=torch.float64)
+        sums = torch.zeros(2, dtype=torch.float64, device="cpu")
         with self.function.measuring(), self.function.without_graph():
             for batch in self.function.batches:
                 tick("batch")
                 loss = float(self.function.loss_of(batch).detach())
                 if batch.counts:
-                    sums += batch.samples * torch.tensor([loss, 1.0], dtype=torch.float64)
+                    sums += batch.samples * torch.tensor([loss, 1.0], dtype=torch.float64, device="cpu")
         total, samples = self.processes.sum(sums).tolist()
         return total / samples
 
@@ -123,15 +123,15 @@ class EpochMeasurement:
                     value = float(loss.detach())
                     result = rsc_of_one_batch(value, loss_gradients, outputs, predictor_gradients)
                 elif batch.counts:
-                    metric.update(0, torch.zeros(()), [], outputs, predictor_gradients)
+                    metric.update(0, torch.zeros((), device="cpu"), [], outputs, predictor_gradients)
                 del predictor_gradients
         if alone:
             return result
-        failures = self.processes.sum(torch.tensor([float(bool(self.outputs_failure))]))
+        failures = self.processes.sum(torch.tensor([float(bool(self.outputs_failure))], device="cpu"))
         if float(failures) > 0:
             self.outputs_failure = self.outputs_failure or "the outputs failed in another process"
         if not any(batch.counts for batch in function.batches):  # fewer batches than processes: add zeros
-            metric.update(0, torch.zeros(()), [], 0, [])
+            metric.update(0, torch.zeros((), device="cpu"), [], 0, [])
         return metric.compute(), metric.cosine
 
     def _predictor_gradients(

@@ -56,7 +56,7 @@ class GapMetric(Metric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for name in ("samples", "loss_sums"):  # of the training and of the validation probe
-            self.add_state(name, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(name, torch.zeros(2, dtype=torch.float64, device="cpu"), dist_reduce_fx="sum")
 
     def update(self, samples: int, loss: Tensor, *, validation: bool) -> None:
         """Add a batch with its mean loss; ``samples`` is 0 for a batch that only keeps the processes in step."""

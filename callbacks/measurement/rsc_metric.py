@@ -40,7 +40,7 @@ class RSCMetric(Metric):
         self._sizes = list(sizes)
         # The gradients get their size with the first batch: a metric copies its initial states.
         for name in ("samples", "outputs", "loss_sum", "loss_gradient_sum", "predictor_gradient_sum"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(name, torch.zeros((), dtype=torch.float64, device="cpu"), dist_reduce_fx="sum")
 
     def update(
         self,

@@ -49,9 +49,9 @@ class Population(NamedTuple):
         """
         generator = torch.Generator().manual_seed(seed)
         if self.weights is None:
-            order = torch.randperm(len(self.indices), generator=generator)
+            order = torch.randperm(len(self.indices), generator=generator, device="cpu")
         else:  # the first of independent exponential times with these rates, the second, …
-            times = torch.empty(len(self.indices), dtype=torch.float64).exponential_(generator=generator)
+            times = torch.empty(len(self.indices), dtype=torch.float64, device="cpu").exponential_(generator=generator)
             order = (times / self.weights).argsort()
         return [self.indices[i] for i in order[:samples].tolist()]
 
@@ -100,7 +100,7 @@ def _known(sampler: Any) -> Population | None:
     if _iterates_as(sampler, SubsetRandomSampler):
         return Population(list(dict.fromkeys(int(index) for index in sampler.indices)))
     if _iterates_as(sampler, WeightedRandomSampler):
-        weights = torch.as_tensor(sampler.weights, dtype=torch.float64).cpu()
+        weights = torch.as_tensor(sampler.weights, dtype=torch.float64, device="cpu")
         positive = weights > 0
         return Population(positive.nonzero().flatten().tolist(), weights[positive])
     return None

@@ -133,7 +133,7 @@ def _examine_uses(
         axes = use.site.axes(gradient.dim()) if use.site is not None else ()
         axis = find_sample_axis(gradient, multiple, factors, axes)
         with network.weights.in_backward():
-            seen = at_use(use, axis, [gradient], factors[:1], samples, torch.arange(samples))
+            seen = at_use(use, axis, [gradient], factors[:1], samples, torch.arange(samples, device="cpu"))
         plan.axes.append(axis)
         plan.evidence.at_uses.append(seen)
     return gradients

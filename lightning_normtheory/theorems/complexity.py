@@ -176,7 +176,8 @@ class _Peeling:
         """Return ‖[[‖A‖, ‖b‖], [0, 1]]‖₂, for ‖(Ah + b, 1)‖ ≤ ‖[[‖A‖, ‖b‖], [0, 1]]‖₂ ‖(h, 1)‖."""
         if not self.constant:
             return norm
-        return float(torch.linalg.matrix_norm(torch.tensor([[norm, shift], [0.0, 1.0]], dtype=torch.float64), 2))
+        affine = torch.tensor([[norm, shift], [0.0, 1.0]], dtype=torch.float64, device="cpu")
+        return float(torch.linalg.matrix_norm(affine, 2))
 
     def _peel(self, step: Activation, states: dict[int, _State]) -> _State:
         layer = _layer_before(step)
