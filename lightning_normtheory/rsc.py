@@ -128,28 +128,42 @@ def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: flo
         >>> total
         tensor([2., 2., 0.], dtype=torch.float64)
     """
-    pairs = [(part, g.detach().reshape(-1)) for part, g in zip(total.split(list(sizes)), gradients) if g is not None]
-    parts, found = [part for part, _ in pairs], [g for _, g in pairs]
-    if len({g.device for g in found}) == 1 and found[0].device != total.device:
-        # The host waits for every copy from a device: make one.
-        found = list(torch.cat(found).to(total.device).split([len(g) for g in found]))
-    for part, gradient in zip(parts, found):
-        part.add_(gradient.to(total.device), alpha=weight)
+    for part, gradient in zip(total.split(list(sizes)), _flat(gradients, total.device)):
+        if gradient is not None:
+            part.add_(gradient, alpha=weight)
+
+
+def _flat(gradients: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    """Flatten gradients and move them to a device, in one copy if all are on another: the host waits for each copy."""
+    found = [gradient.detach().reshape(-1) for gradient in gradients if gradient is not None]
+    if len({each.device for each in found}) == 1 and found[0].device != device:
+        found = list(torch.cat(found).to(device).split([len(each) for each in found]))
+    left = iter(found)
+    return [None if gradient is None else next(left).to(device) for gradient in gradients]
 
 
 def rsc_of_one_batch(
     loss: float, loss_gradients: Sequence[Tensor | None], outputs: float, predictor_gradients: Sequence[Tensor | None]
 ) -> tuple[RSC, float]:
-    """Compute the result of a single batch, without copying its gradients, and the cosine of the two gradients.
+    """Compute the result of a single batch, and the cosine of the two gradients.
+
+    They are not copied, unless their device has no float64.
 
     Example:
         >>> rsc_of_one_batch(2.0, [torch.tensor([3.0, 4.0])], 2, [torch.tensor([0.0, 2.0])])
         (RSC(loss=2.0, grad_norm_sq=25.0, ratio=12.5, mean_predictor_grad_norm_sq=1.0), 0.8)
     """
+    loss_gradients, predictor_gradients = (_with_float64(each) for each in (loss_gradients, predictor_gradients))
     squares = [_sum_of_products(each, each) for each in (loss_gradients, predictor_gradients)]
     norms = (squares[0] * squares[1]) ** 0.5
     cosine = _sum_of_products(loss_gradients, predictor_gradients) / norms if norms > 0 else float("nan")
     return RSC(loss, squares[0], _ratio(squares[0], loss), squares[1] / outputs**2), cosine
+
+
+def _with_float64(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    device = next((gradient.device for gradient in gradients if gradient is not None), torch.device("cpu"))
+    place = device_for_float64(device)
+    return gradients if place == device else _flat(gradients, place)
 
 
 def _ratio(grad_norm_sq: float, loss: float) -> float:

@@ -1,4 +1,6 @@
-"""Trainings on a device: random numbers drawn there, and labels that are no classes."""
+"""Trainings on a device: the example of the README, random numbers drawn there, labels that are no classes."""
+
+import math
 
 import pytest
 import torch
@@ -7,6 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory.callbacks import NormTheory
+from lightning_normtheory.recipes.datasets import FashionMNISTSlice
+from lightning_normtheory.recipes.models import WeightNormMLP
 
 from support import lit
 from support.accelerator import on_device, trainer
@@ -61,6 +65,21 @@ def test_a_model_that_draws_on_the_device_trains_to_the_same_weights(device):
         model = Drawing()
         found.append([*fit(model, x, callbacks=callbacks)[0], model.own.get_state()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@on_device("cuda", "mps")
+def test_the_example_of_the_readme_has_all_metrics_of_the_cpu(device):
+    found = []
+    for arguments in ({}, trainer.arguments()):
+        torch.manual_seed(1)
+        sizes = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1}
+        run = lit.trainer([NormTheory(probe=32, ntk_samples=16, on_error="raise")], **sizes, **arguments)
+        run.fit(WeightNormMLP(), FashionMNISTSlice())
+        found.append({name: float(value) for name, value in run.callback_metrics.items() if "seconds" not in name})
+    # A step in float32 that rounds otherwise changes weights by 1e-7 of them; a kernel's least eigenvalue feels most.
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert all(map(math.isfinite, found[0].values()))
+    assert len(found[0]) > 60
 
 
 @on_device("cuda", "mps")

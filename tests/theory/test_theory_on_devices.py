@@ -16,8 +16,19 @@ from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.statistics import hold_batch_statistics
 from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
-from lightning_normtheory.rsc import add_gradients
-from lightning_normtheory.theorems import applicable_theorems, network_constants, network_problem
+from lightning_normtheory.rsc import add_gradients, rsc_of_one_batch
+from lightning_normtheory.theorems import (
+    applicable_theorems,
+    batchnorm_factors,
+    batchnorm_form,
+    batchnorm_margin,
+    batchnorm_rademacher,
+    infinite_width_kernels,
+    network_constants,
+    network_problem,
+    rsc_radii,
+    weightnorm_constants,
+)
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss
 
 from support.accelerator import device as standin
@@ -82,6 +93,20 @@ def test_gradients_are_added_with_one_copy(device):
     assert sum(seen.counts.values()) == (standin.kind() == "mps")
     expected = torch.cat([2 * found[0].cpu(), torch.zeros(4), 2 * found[2].cpu().flatten()])
     assert torch.equal(total.cpu(), expected.double())
+
+
+@on_device("cuda", "mps")
+def test_the_result_of_one_batch_is_as_exact_as_on_the_cpu(device):
+    """In float32 the squares of such gradients would be zero."""
+    gradients = [[1e-25 * torch.randn(5), None, 1e-25 * torch.randn(2, 3)], [torch.randn(5), torch.randn(4), None]]
+    there = [[None if g is None else g.to(device) for g in each] for each in gradients]
+    with standin.synchronizations() as seen:
+        found, cosine = rsc_of_one_batch(2.0, there[0], 3, there[1])
+    assert seen.counts.get("copy to host", 0) == (2 if standin.kind() == "mps" else 0)
+    expected, angle = rsc_of_one_batch(2.0, gradients[0], 3, gradients[1])
+    assert found == pytest.approx(expected, rel=1e-14, abs=0)
+    assert cosine == pytest.approx(angle, rel=1e-13)
+    assert found.grad_norm_sq > 0
 
 
 @on_device("cuda", "mps")
@@ -203,6 +228,29 @@ def test_theorems_and_their_constants(device, name):
     if not isinstance(on_cpu.chain, str):
         constants = [network_constants(each.chain, x_norm=1.0, radius=0.1) for each in (there, on_cpu)]
         assert constants[0] == pytest.approx(constants[1], rel=1e-5)
+
+
+@on_device("cuda", "mps")
+def test_functions_of_the_papers(device):
+    net, x, y = two_layers(nn.Linear(3, 8), nn.BatchNorm1d(8)), torch.randn(6, 3), torch.arange(6) % 2
+    start = torch.randn(8, 3)
+
+    def papers(net, x, y):
+        form = batchnorm_form(net, x, net(x))
+        weights = [net[0].weight, net[3].weight]
+        return {
+            "margin": batchnorm_margin(form.features_a, 2 * y - 1).value,
+            "lemma": batchnorm_rademacher(form.a, form.c, form.v, start, form.x_centered, form.factors),
+            "factors": batchnorm_factors(net, x)["1"].tolist(),
+            "radii": rsc_radii(weights, [start, torch.ones(1, 8)]),
+            "limits": infinite_width_kernels(x).V.flatten().tolist(),
+            "constants": weightnorm_constants(depth=1, width=8, w_min=1.0, beta_phi=0.5, targets=x[:, 0]).loss,
+        }
+
+    expected = papers(net, x, y)
+    found = papers(net.to(device), x.to(device), y.to(device))
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-5), name
 
 
 @on_device("cuda", "mps")
