@@ -4,9 +4,13 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from lightning_normtheory.architecture.activations import _KNOWN, known_activation, measure_activation
+from lightning_normtheory.architecture.recorder import record_forward
+
+from support.accelerator import on_device
 
 
 def function_of(name):
@@ -67,3 +71,23 @@ def test_unbounded_slopes_are_infinite(function, reason):
 def test_what_has_no_formula_is_not_known():
     assert known_activation("mish") is None
     assert known_activation("gelu", {"approximate": "tanh"}) is None
+
+
+class Snake(nn.Module):
+    """An activation without a known formula, whose constants are buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("frequency", torch.tensor([0.7]))
+        self.register_buffer("slope", torch.tensor(1.3))
+
+    def forward(self, x):
+        return 0.3 * x + torch.sin(self.frequency * x) * torch.sigmoid(x * self.slope)
+
+
+@on_device("cuda", "mps")
+def test_constants_on_a_device_are_measured_as_on_the_cpu(device):
+    model, x = nn.Sequential(nn.Linear(4, 5), Snake(), nn.Linear(5, 1)), torch.randn(3, 4)
+    on_cpu, there = (record_forward(model.to(where), x.to(where)).sources[0].constants for where in ("cpu", device))
+    assert on_cpu.measured
+    assert there == on_cpu

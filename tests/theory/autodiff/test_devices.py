@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
 
 from lightning_normtheory import empirical_ntk, hessian_vector_product, predictor_hessian_norm
 from lightning_normtheory.autodiff.graph import nodes
@@ -23,6 +24,17 @@ class LastOutput(nn.Module):
 
     def forward(self, x):
         return self.head(self.layer(x)[0][:, -1])
+
+
+class Checkpointed(nn.Module):
+    """A layer whose forward pass is repeated in the backward pass, which a device has in a thread of its own."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=False)
 
 
 class Steps(nn.Module):
@@ -63,6 +75,7 @@ MODELS = {
     "LSTM": (lambda: LastOutput(nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True, dropout=0.5)), (5, 3)),
     "GRU": (lambda: LastOutput(nn.GRU(3, 4, batch_first=True)), (5, 3)),
     "RNN": (lambda: LastOutput(nn.RNN(3, 4, batch_first=True)), (5, 3)),
+    "GRU, checkpointed": (lambda: Checkpointed(LastOutput(nn.GRU(3, 4, batch_first=True))), (5, 3)),
     "LSTM cell": (lambda: Steps(nn.LSTMCell(3, 4)), (5, 3)),
     "attention": (
         lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 6, batch_first=True), nn.Flatten(), nn.Linear(12, 2)),
