@@ -20,7 +20,6 @@ from lightning_normtheory.ntk.empirical import empirical_ntk
 
 __all__ = ["main", "report"]
 
-LIMITS = (8, 12, 20, 40)
 Limited = Callable[[int], AbstractContextManager[None]]
 Show = Callable[[str], None]
 
@@ -47,6 +46,7 @@ def report(
     width: int = 256,
     where: Where | None = None,
     limited: Limited | None = None,
+    limits: Sequence[int] = (8, 12, 20, 40),
     show: Show = print,
 ) -> int:
     """Show the report in Markdown, part by part; return the number of differences.
@@ -56,6 +56,7 @@ def report(
         width: of the networks.
         where: makes the arguments of a trainer that choose the device; ``None``: from the device's name.
         limited: limits the memory inside to some more bytes; ``None``: as torch can for this device.
+        limits: in units of the model's size.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS is not deterministic
     where = where or on(device.type)
@@ -68,7 +69,7 @@ def report(
         partial(_neutrality, names, width, where, show),
         partial(_kernel_passes, device, width, show),
         partial(_costs, device, names, width, where, show),
-        partial(_little_memory, device, width, where, limited or _limit_of(device), show),
+        partial(_little_memory, device, width, where, limited or _limit_of(device), limits, show),
     ]
     differences = sum(_differences(part, show) for part in parts)
     show(f"\n**{differences} differences**, in {time.perf_counter() - begin:.0f} s.")
@@ -206,7 +207,14 @@ def _gradient(name: str, width: int, device: torch.device) -> float:
     return min(taken)
 
 
-def _little_memory(device: torch.device, width: int, where: Where, limited: Limited | None, show: Show) -> int:
+def _little_memory(
+    device: torch.device,
+    width: int,
+    where: Where,
+    limited: Limited | None,
+    limits: Sequence[int],
+    show: Show,
+) -> int:
     """With some multiples of the model's size free: does the training go on as without the callbacks?"""
     show("\n#### Little memory\n")
     if limited is None:
@@ -218,7 +226,7 @@ def _little_memory(device: torch.device, width: int, where: Where, limited: Limi
     bare, free = fit(name, width, where, []), fit(name, width, where, callbacks())
     show(f"{name} of {size / 2**20:.2g} MB.\n\n| free | training | metrics that are finite |\n|---|---|---|")
     wrong = 0
-    for times in LIMITS:
+    for times in limits:
         try:
             with limited(times * size):
                 fit(name, width, where, [])

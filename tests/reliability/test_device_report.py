@@ -19,9 +19,8 @@ def test_it_finds_no_difference(device):
     from benchmarks.device import report
 
     lines, names = [], ["MLP with noise", "BatchNorm conv net", "LSTM"]
-    found = report(
-        device, names=names, width=16, where=trainer.arguments, limited=standin.memory_limit, show=lines.append
-    )
+    device_options = {"where": trainer.arguments, "limited": standin.memory_limit, "limits": [12]}
+    found = report(device, names=names, width=16, **device_options, show=lines.append)
     text = "\n".join(lines)
     assert found == 0, text
     assert "**0 differences**" in text
