@@ -49,9 +49,9 @@ class Link:
 
     @cached_property
     def lengths_and_norms(self) -> tuple[Tensor, Tensor]:
-        """|g_i| and ‖v_i‖ under WeightNorm."""
+        """|g_i| and ‖v_i‖ under WeightNorm, on the CPU: the host needs their bounds for many radii."""
         g, v = self.affine.origin.tensors
-        return to_float64(g.detach()).abs().flatten(), _unit_norms(g, v)
+        return to_float64(g.detach()).abs().flatten().cpu(), _unit_norms(g, v).cpu()
 
 
 @dataclass(frozen=True)

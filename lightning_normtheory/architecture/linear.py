@@ -128,7 +128,7 @@ def _keeps_samples_separate(call: TorchCall, result: Tensor) -> bool:
     dtype = torch.float64 if device_for_float64(result.device) == result.device else torch.float32
     marks = torch.arange(n * math.prod(shape), dtype=dtype, device=result.device).reshape(n, *shape)
     try:
-        moved, straight = call.replay(marks.flip(0)), call.replay(marks)
+        moved, straight = call.replay(marks.flip(0)).cpu(), call.replay(marks).cpu()
     except Exception:  # noqa: BLE001  # for example, a dtype that it does not accept
         return False
     entries = straight.reshape(len(straight), -1)
