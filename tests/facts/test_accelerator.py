@@ -188,3 +188,12 @@ def test_autocast_and_gradient_scaling(device):
     scaler.step(optimizer)
     scaler.update()
     assert not torch.equal(before, layer.weight)
+
+
+@on_device("cuda", "mps")
+def test_tied_parameters_stay_tied(device):
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 3))
+    model[1].weight = model[0][0].weight
+    assert len(list(model.to(device).parameters())) == 3
+    assert model[0][0].weight is model[1].weight
+    assert len(list(model.cpu().parameters())) == 3

@@ -70,6 +70,7 @@ def parts(models: int, epochs: int) -> dict[str, Part]:
         "training in several processes": Part("reliability.processes.process_runs", "PROCESS_RUNS"),
         "resume": Part("reliability.resume.resume_cases", "outcome", "CASES"),
         "precision": Part("reliability.precision_cases", "outcome", "CASES"),
+        "devices": Part("reliability.devices.device_cases", "outcome", "CASES"),
         "long runs": Part("reliability.soak", "soak", [epochs], patience=7200.0),
     }
 

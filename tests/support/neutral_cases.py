@@ -58,7 +58,7 @@ def state(trainer, module, logged=True):
 def freeze(value):
     """A copy that compares bit by bit."""
     if isinstance(value, torch.Tensor):
-        array = value.detach().clone().contiguous()
+        array = value.detach().cpu().clone().contiguous()
         return str(array.dtype), tuple(array.shape), array.reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()

@@ -43,7 +43,8 @@ What it imitates:
 - autocast, and what a GradScaler needs;
 - memory: allocated, peak, free, out of memory with the error of the kind.
 
-What it does not: speed, asynchrony, the rounding of other kernels, the memory inside a kernel, several devices.
+What it does not: speed, asynchrony, the rounding of other kernels, the memory inside a kernel, several devices. A
+module that is moved has new parameters, though tied ones stay tied; on CUDA they are the same objects.
 
 - ``build``: the compiler's call; why the stand-in cannot be built here.
 - ``process``: `on_device`, `run`, and the processes that they keep.

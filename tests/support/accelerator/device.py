@@ -28,6 +28,7 @@ def start(kind: str, path: Path) -> None:
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _device_module(kind))
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    torch.nn.Module._apply = _keep_ties(torch.nn.Module._apply)
     torch.ops.standin.become(kind == "mps")
     DEVICE = torch.device(NAME, 0)
     autocast.register()
@@ -110,6 +111,23 @@ class synchronizations:
         frames = [frame for frame in traceback.extract_stack() if self.inside in frame.filename]
         where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "elsewhere"
         self.places[f"{what.decode()}, {where}"] += 1
+
+
+def _keep_ties(apply: Callable) -> Callable:
+    """Keep tied parameters tied when a module is moved, as on CUDA: for such a device torch makes new parameters."""
+
+    def moved(module: torch.nn.Module, *arguments: Any, **keywords: Any) -> torch.nn.Module:
+        places: dict[int, list] = {}
+        for part in module.modules():
+            for name, parameter in part._parameters.items():
+                places.setdefault(id(parameter), []).append((part._parameters, name))
+        apply(module, *arguments, **keywords)
+        for (first, name), *others in places.values():
+            for parameters, other in others:
+                parameters[other] = first[name]
+        return module
+
+    return moved
 
 
 def _device_module(kind: str) -> ModuleType:
