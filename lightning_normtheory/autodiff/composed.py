@@ -20,30 +20,47 @@ __all__ = ["composed_operations", "replaced"]
 Step = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
 
 
+# By name: the functions that stand for it now, each with its thread, and what was in each place before the first.
+_standing: dict[str, list[tuple[int, Callable[..., Any]]]] = {}
+_before: dict[str, list[tuple[Any, Any]]] = {}
+_changing = threading.Lock()
+
+
 @contextmanager
 def replaced(functions: Mapping[str, Callable[..., Any]], *places: Any) -> Iterator[None]:
     """Inside, each name stands for its function in all places, for this thread and those of autograd.
 
     In a forward pass that checkpointing repeats within a backward pass no torch function mode is active, so names are
-    replaced. Another thread of the user may be training another model.
+    replaced. Another thread of the user may be training another model, or measuring it.
     """
     owner = threading.get_ident()
-
-    def chosen(original: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        ours = threading.get_ident() == owner or isinstance(threading.current_thread(), threading._DummyThread)
-        return (function if ours else original)(*args, **kwargs)
-
-    before = [{name: vars(place)[name] for name in functions if name in vars(place)} for place in places]
-    new = {name: partial(chosen, getattr(places[0], name), function) for name, function in functions.items()}
-    for place in places:
-        vars(place).update(new)
+    with _changing:
+        for name, function in functions.items():
+            standing = _standing.setdefault(name, [])
+            standing.append((owner, function))
+            if len(standing) == 1:
+                _before[name] = [(place, vars(place).get(name)) for place in places]
+                chosen = partial(_chosen, standing, getattr(places[0], name))
+                for place in places:
+                    vars(place)[name] = chosen
     try:
         yield
     finally:
-        for place, own in zip(places, before):
-            for name in functions:
-                del vars(place)[name]
-            vars(place).update(own)
+        with _changing:
+            for name, function in functions.items():
+                _standing[name].remove((owner, function))
+                for place, original in _before[name] if not _standing[name] else ():
+                    vars(place)[name] = original
+                    if original is None:  # it was found by the place's __getattr__
+                        del vars(place)[name]
+
+
+def _chosen(
+    standing: list[tuple[int, Callable[..., Any]]], original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    here, autograd = threading.get_ident(), isinstance(threading.current_thread(), threading._DummyThread)
+    ours = [function for owner, function in standing if autograd or owner == here]
+    return (ours[-1] if ours else original)(*args, **kwargs)
 
 
 def composed_operations() -> AbstractContextManager[None]:
@@ -94,15 +111,14 @@ def _cell(
 
 
 def _recurrent(step: Step, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    """``torch.lstm`` and the like, which are called with a tensor, or with rows and the number of rows of each step."""
-    if isinstance(args[2], bool):  # x (steps, samples, d) as rows, every sample at every step
-        *args, batch_first = args
-        x = x.transpose(0, 1) if batch_first else x
-        rows, *states = _stacked(step, x.flatten(0, 1), [x.shape[1]] * len(x), *args)
-        out = rows.unflatten(0, x.shape[:2])
-        return (out.transpose(0, 1) if batch_first else out, *states)
-    sizes, *args = args
-    return _stacked(step, x, sizes.tolist(), *args)
+    """``torch.lstm`` and the like, of x (steps, samples, d), or of rows with the number of rows of each step."""
+    if not isinstance(args[2], bool):
+        return _stacked(step, x, args[0].tolist(), *args[1:])
+    batch_first = args[-1]
+    x = x.transpose(0, 1) if batch_first else x
+    rows, *states = _stacked(step, x.flatten(0, 1), [x.shape[1]] * len(x), *args[:-1])
+    out = rows.unflatten(0, x.shape[:2])
+    return (out.transpose(0, 1) if batch_first else out, *states)
 
 
 def _stacked(
@@ -162,15 +178,13 @@ def _layer(
     return torch.cat(outs[::-1] if reverse else outs), state
 
 
-_COMPOSED = {
-    name: partial(_on_devices, getattr(torch, name), function)
-    for name, function in {
-        "lstm": partial(_recurrent, _lstm),
-        "gru": partial(_recurrent, _gru),
-        "rnn_tanh": partial(_recurrent, _tanh),
-        "rnn_relu": partial(_recurrent, _relu),
-        "lstm_cell": partial(_cell, _lstm),
-        "gru_cell": partial(_cell, _gru),
-        "max_pool2d": _max_pool2d,
-    }.items()
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "lstm": partial(_recurrent, _lstm),
+    "gru": partial(_recurrent, _gru),
+    "rnn_tanh": partial(_recurrent, _tanh),
+    "rnn_relu": partial(_recurrent, _relu),
+    "lstm_cell": partial(_cell, _lstm),
+    "gru_cell": partial(_cell, _gru),
+    "max_pool2d": _max_pool2d,
 }
+_COMPOSED = {name: partial(_on_devices, getattr(torch, name), function) for name, function in _FUNCTIONS.items()}

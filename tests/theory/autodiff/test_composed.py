@@ -157,3 +157,25 @@ def test_nothing_is_replaced_outside_or_on_the_cpu_or_in_other_threads():
     assert own.grad_fn.name() not in elsewhere_here
     assert [getattr(torch, name) for name in NAMES] == before
     assert not set(NAMES) & set(vars(torch._VF))
+
+
+def test_threads_may_overlap():
+    before = [getattr(torch, name) for name in NAMES]
+    layer, x = nn.LSTM(2, 3), elsewhere(torch.randn(4, 3, 2))
+    begun, ended = threading.Event(), threading.Event()
+
+    def measure():
+        with composed_operations():
+            begun.set()
+            ended.wait()
+
+    thread = threading.Thread(target=measure)
+    with composed_operations():
+        composed = {node.name() for node in nodes(layer(x)[0].as_subclass(Tensor))}
+        thread.start()
+        begun.wait()
+        assert {node.name() for node in nodes(layer(x)[0].as_subclass(Tensor))} == composed
+    assert {node.name() for node in nodes(layer(x)[0].as_subclass(Tensor))} != composed
+    ended.set()
+    thread.join()
+    assert [getattr(torch, name) for name in NAMES] == before
