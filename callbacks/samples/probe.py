@@ -169,10 +169,7 @@ class Probe:
             read = [list(_read(loader, chunks, self)) for loader, chunks in zip(loaders, self._chunks)]
         except Exception as error:  # noqa: BLE001  # for example, a dataset that can only be read in a worker
             problem = f" ({type(error).__name__}: {error})"
-        failures = torch.tensor(float(bool(problem)), device=trainer.strategy.root_device)
-        if trainer.world_size > 1:  # all processes copy, or none does
-            failures = trainer.strategy.reduce(failures, reduce_op="sum")
-        if failures == 0:
+        if _mean(float(bool(problem)), trainer) == 0:  # all processes copy, or none does
             return read
         rank_zero_warn(
             f"The probe could not be read from the {self._part} set{problem}. Copies of the first {self._part} batches"
@@ -203,10 +200,7 @@ class Probe:
             return
         self._collected, self._alone = position, world_size == 1
         self._copy(batch)
-        enough = torch.tensor(float(self.used * world_size >= self.samples), device=trainer.strategy.root_device)
-        if world_size > 1:  # batches may differ in size
-            enough = trainer.strategy.reduce(enough, reduce_op="mean")
-        if enough == 1:
+        if _mean(float(self.used * world_size >= self.samples), trainer) == 1:  # batches may differ in size
             self.complete(world_size)
 
     def _copy(self, batch: Any) -> None:
@@ -294,6 +288,13 @@ class Probe:
                 " numbers cannot be compared with the earlier ones."
             )
         return fits
+
+
+def _mean(value: float, trainer: Trainer) -> float:
+    """The mean of a number over all processes."""
+    if trainer.world_size == 1:
+        return value
+    return float(trainer.strategy.reduce(torch.tensor(value, device=trainer.strategy.root_device), reduce_op="mean"))
 
 
 def _count(loaders: list[Any], populations: list[Population | None]) -> int | None:

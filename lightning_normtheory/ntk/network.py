@@ -134,7 +134,13 @@ class Network:
         self._reset_state, self._converted = reset_state, converted
         self._begin()
         roles = _roles(model)
-        self.parameters = [_leaf(name, p, roles) for name, p in trainable_parameters(model).items()]
+        parameters = trainable_parameters(model)
+        if len(devices := dict.fromkeys(str(p.device) for p in parameters.values())) > 1:
+            raise ValueError(
+                f"Expected all trained parameters on one device, but they are on {' and '.join(devices)}: the parts of"
+                " the tangent kernel cannot be added up."
+            )
+        self.parameters = [_leaf(name, p, roles) for name, p in parameters.items()]
         self._weight_leaves: dict[int, Leaf] = {}
 
     def _begin(self) -> None:

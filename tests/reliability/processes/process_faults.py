@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytorch_lightning as pl
+import torch
 
 from lightning_normtheory.callbacks import NormTheory
 from lightning_normtheory.callbacks.batchnorm_theory import BatchNormTheoryDiagnostic
@@ -106,27 +107,29 @@ def faults_of(main: dict[type[Diagnostic], str], devices: int) -> list[Fault]:
     return made
 
 
-def sabotaged(folder: Path, devices: int, net: str) -> Outcome:
+def sabotaged(folder: Path, devices: int, net: str, dtype: torch.dtype = torch.float64, **arguments: Any) -> Outcome:
     """A fit with a fault in every epoch: what is not hit is as in the first epoch, what is hit is NaN or as well."""
     main = BATCH_NORM_MAIN if net == "BatchNorm" else MAIN
     faults = faults_of(main, devices)
     saboteur = Saboteur(faults)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        options = {"max_epochs": len(faults) + 2, "default_root_dir": folder, **strategy(devices)}
+        options = {"max_epochs": len(faults) + 2, "default_root_dir": folder, **strategy(devices), **arguments}
         fit = trainer([saboteur, NormTheory(ntk_samples=20, hessian_tol=1e-7)], **options)
         patches = [patch.object(each, "measure", saboteur.around(each.measure)) for each in main]
         for each in patches:
             each.start()
         try:
-            fit.fit(Still(net).double(), data())
+            fit.fit(Still(net).to(dtype), data(dtype=dtype))
         finally:
             for each in patches:
                 each.stop()
-    return _judged(rows(folder), faults, main)
+    return _judged(rows(folder), faults, main, 1e-6 if dtype == torch.float64 else 1e-4)
 
 
-def _judged(measured: dict[int, dict[str, float]], faults: list[Fault], main: dict[type[Diagnostic], str]) -> Outcome:
+def _judged(
+    measured: dict[int, dict[str, float]], faults: list[Fault], main: dict[type[Diagnostic], str], tolerance: float
+) -> Outcome:
     found = []
     if sorted(measured) != list(range(len(faults) + 2)):
         found.append(f"epochs {sorted(measured)}")
@@ -138,13 +141,13 @@ def _judged(measured: dict[int, dict[str, float]], faults: list[Fault], main: di
             whole = diagnostic is RSCRatioDiagnostic and main is BATCH_NORM_MAIN
             recovers = fault.error is MemoryError and diagnostic in RECOVERS and not whole
             expected = math.nan if hit and not recovers else usual
-            if not (value == expected or abs(value - expected) <= 1e-6 * abs(expected)) and not (
+            if not (value == expected or abs(value - expected) <= tolerance * abs(expected)) and not (
                 math.isnan(value) and math.isnan(expected)
             ):
                 found.append(f"{fault}: {name} is {value!r}, not {expected!r}")
     last = measured.get(len(faults) + 1, {})
     for name in main.values():
-        if not abs(last.get(f"normtheory/{name}", math.nan) - measured[0][f"normtheory/{name}"]) <= 1e-6:
+        if not abs(last.get(f"normtheory/{name}", math.nan) - measured[0][f"normtheory/{name}"]) <= tolerance:
             found.append(f"{name} has not recovered")
     return Outcome(len(faults) * len(main), tuple(found))
 

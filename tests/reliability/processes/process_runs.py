@@ -28,9 +28,23 @@ class Digests(pl.Callback):
         everything = io.BytesIO()
         gradients = [None if p.grad is None else p.grad for p in pl_module.parameters()]
         optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
-        torch.save([pl_module.state_dict(), optimizers, gradients, torch.get_rng_state()], everything)
+        randomness = [torch.get_rng_state()]
+        if pl_module.device.type != "cpu":
+            randomness.append(torch.get_device_module(pl_module.device).get_rng_state())
+        torch.save([pl_module.state_dict(), optimizers, gradients, randomness], everything)
         with (self._folder / f"{trainer.global_rank}").open("a") as file:
             file.write(hashlib.sha256(everything.getvalue()).hexdigest() + "\n")
+
+
+class Fingerprint(pl.Callback):
+    """Writes the weights that the first process ends with."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            torch.save({name: value.cpu() for name, value in pl_module.state_dict().items()}, self.path)
 
 
 def run(folder: Path, devices: int, callbacks: list[pl.Callback], *, random: bool = True, **options: Any) -> None:
@@ -45,11 +59,22 @@ def run(folder: Path, devices: int, callbacks: list[pl.Callback], *, random: boo
         fit.fit(module, data, loader(20, shuffle=False), ckpt_path=checkpoint)
 
 
-def undisturbed(folder: Path, devices: int, ours: list[pl.Callback] | None = None, **options: Any) -> Outcome:
-    """Every process is, epoch by epoch, to the last bit where it is without us."""
+def undisturbed(
+    folder: Path,
+    devices: int,
+    ours: list[pl.Callback] | None = None,
+    *,
+    new: Callable[[], dict[str, Any]] = dict,
+    **options: Any,
+) -> Outcome:
+    """Every process is, epoch by epoch, to the last bit where it is without us.
+
+    Args:
+        new: returns further arguments of a trainer, which are not to be used twice.
+    """
     ours = ours or [NormTheory(on_error="raise"), MinWeightNorm(prefix="other")]
     for name, callbacks in (("bare", []), ("watched", ours)):
-        run(folder / name, devices, [*callbacks, Digests(folder / name / "digests")], **options)
+        run(folder / name, devices, [*callbacks, Digests(folder / name / "digests")], **options, **new())
     bare, watched = ([path.read_text() for path in sorted((folder / name / "digests").iterdir())] for name in _NAMES)
     lines = sum(len(text.splitlines()) for text in bare)
     wrong = [f"process {rank} is elsewhere" for rank, (a, b) in enumerate(zip(bare, watched)) if a != b]

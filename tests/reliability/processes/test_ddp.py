@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, NTKLeastEigenvalue, RSCRatio
 
+from reliability.processes.process_runs import Fingerprint
 from support.lit import Classifier, Stream, loader, rows, tensors, trainer
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot distribute")
@@ -146,17 +147,6 @@ def test_a_dataset_that_one_process_cannot_read(tmp_path):
         warnings.simplefilter("ignore")
         fit.fit(StandingStill("wn"), DataLoader(FailsToReadOnRankOne(*tensors(48)), 8, num_workers=1))
     assert math.isfinite(rows(tmp_path)[0]["normtheory/rsc_ratio"])
-
-
-class Fingerprint(pl.Callback):
-    """Writes the weights that the first process ends with."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_end(self, trainer, pl_module):
-        if trainer.is_global_zero:
-            torch.save(pl_module.state_dict(), self.path)
 
 
 def test_training_in_two_processes_is_not_disturbed(tmp_path):
