@@ -41,8 +41,8 @@ def _flags() -> tuple[Any, ...]:
     """Everything that torch can be told about the precision of float32 products."""
     backends = torch.backends
     if hasattr(backends, "fp32_precision"):  # from torch 2.9 on; then the older flags may refuse to be read
-        kinds = [getattr(each, kind) for each in (backends.cudnn, backends.mkldnn) for kind in ("conv", "rnn")]
-        return tuple(each.fp32_precision for each in (backends.cuda.matmul, backends.mkldnn.matmul, *kinds))
+        kinds = {backends.cuda: ["matmul"], backends.cudnn: ["conv", "rnn"], backends.mkldnn: ["matmul", "conv", "rnn"]}
+        return tuple(getattr(each, kind).fp32_precision for each, names in kinds.items() for kind in names)
     return backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
 
 
