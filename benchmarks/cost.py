@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import QUIET
 from lightning_normtheory.callbacks import NormTheory
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.rsc import gradients_of
 
 __all__ = ["table"]
@@ -105,7 +105,7 @@ class _Watched(NormTheory):
     def _explore(self, function: Any) -> None:
         self._clocked(("trial", "start"), super()._explore)(function)
 
-    def _forecast(self, measurement: EpochMeasurement, samples: int) -> None:
+    def _forecast(self, measurement: Measurement, samples: int) -> None:
         super()._forecast(measurement, samples)
         assert self._plan is not None
         seconds = self._plan.measurement(self._active)

@@ -4,7 +4,7 @@ What one measurement does:
 
 1. Lightning calls ``on_train_epoch_end`` or ``on_train_batch_end`` of the callback (`engine.fit`). If the epoch or step
    is due (`engine.schedule`), and within the time budget (`engine.planning`), the callback measures.
-2. It creates the measurement (`measurement.epoch`): the trained function (`measurement.function`) on fixed
+2. It creates the measurement (`measurement.measurement`): the trained function (`measurement.function`) on fixed
    samples (`samples.probe`), and parts for curvature, kernels and theory. Nothing is computed yet.
 3. Each diagnostic (`engine.diagnostic`; one or two in each public module here) asks the measurement for quantities. The
    measurement computes each one once, with functions of the theory rooms, and restores the model, the random generators

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, NotApplicable, layer_metric
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.model.layers import batch_norm_layers, public_name
 from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_theorem
 from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
@@ -62,12 +62,12 @@ class BatchNormTheoryDiagnostic(Diagnostic):
                 "Expected a BatchNorm with running statistics, but none keeps any. Set track_running_stats=True."
             )
 
-    def start(self, measurement: EpochMeasurement) -> None:
+    def start(self, measurement: Measurement) -> None:
         self._examined = True
         form = measurement.theory.batchnorm_form(self._samples)
         self._start = None if isinstance(form, str) else _started(form, measurement.theory.targets(self._samples))
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         if not self._examined:
             self.start(measurement)  # the samples of an iterable dataset are known only now
         metrics = _epsilons(measurement.function)
@@ -76,7 +76,7 @@ class BatchNormTheoryDiagnostic(Diagnostic):
             metrics.update(self._theorem(self._start, network, measurement))
         return metrics
 
-    def _theorem(self, start: _Start, network: BatchNormNetwork, measurement: EpochMeasurement) -> dict[str, float]:
+    def _theorem(self, start: _Start, network: BatchNormNetwork, measurement: Measurement) -> dict[str, float]:
         metrics = {
             "batchnorm_epsilon_start": start.epsilon_n,
             "batchnorm_input_norm": start.input_norm,

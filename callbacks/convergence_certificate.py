@@ -10,7 +10,7 @@ from lightning_normtheory.architecture.chain import Chain, Link
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.cost import FORWARD, SHARED, Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import say
 from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.norms.units import min_weight_norm
@@ -64,12 +64,12 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         known = SHARED["problem"](sizes) + FORWARD * (1 + sizes.share(self._samples))
         return FORWARD + (2 * known if sizes.outputs else 0.0)
 
-    def start(self, measurement: EpochMeasurement) -> None:
+    def start(self, measurement: Measurement) -> None:
         if not measurement.function.findings.outputs_problem:
             self._examine(measurement)
         self._last = (measurement.loss, measurement.trainer.global_step)
 
-    def _examine(self, measurement: EpochMeasurement) -> None:
+    def _examine(self, measurement: Measurement) -> None:
         theory = measurement.theory
         problem, form = theory.problem, theory.dgm_form(self._samples)
         self._dgm = form if isinstance(form, DGMForm) else None
@@ -90,7 +90,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
 
     # -- each measurement ----------------------------------------------------------------------------------------------
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         if measurement.function.findings.outputs_problem:
             return self._measured_rate(measurement)
         if not self._examined:
@@ -133,7 +133,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         return radii
 
     def _papers_constants(
-        self, measurement: EpochMeasurement, problem: Problem, metrics: Mapping[str, float]
+        self, measurement: Measurement, problem: Problem, metrics: Mapping[str, float]
     ) -> dict[str, float]:
         """Return the constants as printed in the papers, for networks of their form."""
         own = problem.has_weight_norm_form, problem.has_rsc_form
@@ -155,7 +155,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             return _weight_norm_papers(measurement, shared)
         return _rsc_papers(measurement, chain, self._initial, shared)
 
-    def _measured_rate(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def _measured_rate(self, measurement: Measurement) -> dict[str, float]:
         """Return L⁺/L per optimizer step, the geometric mean since the last measurement."""
         loss, step = measurement.rsc.loss, measurement.trainer.global_step
         last, self._last, self.reasons = self._last, (loss, step), {}
@@ -235,7 +235,7 @@ def _constants(found: Descent, local: LossState, rate: float | None, problem: Pr
     return metrics
 
 
-def _full_kernel(measurement: EpochMeasurement, samples: int) -> TangentKernel | None:
+def _full_kernel(measurement: Measurement, samples: int) -> TangentKernel | None:
     """Return the kernel of all outputs, which the theory's condition is about; with k outputs, of samples/k samples."""
     outputs = measurement.theory.problem.outputs
     if outputs == 1:
@@ -253,7 +253,7 @@ def _compared(kernel: TangentKernel, outputs: int, scale: float) -> dict[str, fl
     }
 
 
-def _weight_norm_papers(measurement: EpochMeasurement, shared: dict[str, Any]) -> dict[str, float]:
+def _weight_norm_papers(measurement: Measurement, shared: dict[str, Any]) -> dict[str, float]:
     w_min = min_weight_norm(measurement.model)
     found = weightnorm_constants(**shared, w_min=w_min, kappa=1.0, ratio=measurement.rsc.ratio)
     assert found.alpha is not None
@@ -267,7 +267,7 @@ def _weight_norm_papers(measurement: EpochMeasurement, shared: dict[str, Any]) -
 
 
 def _rsc_papers(
-    measurement: EpochMeasurement, chain: Chain, initial: list[Tensor], shared: dict[str, Any]
+    measurement: Measurement, chain: Chain, initial: list[Tensor], shared: dict[str, Any]
 ) -> dict[str, float]:
     """Return RSC's own constants, with γ from the spectral norms of the weights."""
     radii = rsc_radii([link.affine.weight.cpu() for link in chain.links], initial)

@@ -13,7 +13,7 @@ from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.cost import PRODUCT, Sizes, products_cost
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
 from lightning_normtheory.hessian.eigenvalues import Eigenpair, Method, check_options, leading_eigenpairs
@@ -44,7 +44,7 @@ class EdgeOfStabilityDiagnostic(Diagnostic):
     def __init__(self) -> None:
         self._optimizers: list[str] = []
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         self._optimizers = [type(optimizer).__name__ for optimizer in measurement.trainer.optimizers]
         return _edges(measurement)
 
@@ -92,7 +92,7 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
     def hessian_request(self) -> HessianRequest:
         return HessianRequest(partial(_top_eigenpair, last=self._vector, options=self._options), self._memory)
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         answer = measurement.curvature.answer(self.key)
         pair: Eigenpair = answer.value
         self._vector = pair.vector
@@ -143,7 +143,7 @@ class PredictorHessianDiagnostic(Diagnostic):
         products = self._samples * sizes.outputs * min(_PREDICTOR_PRODUCTS, self._max_hvps)
         return _ALONE * PRODUCT * products / sizes.probe
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         norm, residual = measurement.curvature.predictor_hessian(self._samples, self._tol, self._max_hvps)
         converged = residual <= self._tol * norm
         if not converged and not self._warned:
@@ -177,7 +177,7 @@ def _fits(vector: Mapping[str, Tensor], space: FlatParameters) -> bool:
     return bool(vector) and 0 < float(_warm_start(vector, space).norm()) < math.inf
 
 
-def _edges(measurement: EpochMeasurement) -> dict[str, float]:
+def _edges(measurement: Measurement) -> dict[str, float]:
     """Return 2/η and the optimizers' own limits; empty if no optimizer has a learning rate."""
     theta = measurement.function.theta.values() if measurement.function.chosen else None
     edges = edges_of_stability(measurement.trainer.optimizers, theta)

@@ -7,7 +7,7 @@ from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.cost import Sizes, products_cost
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, layer_metric
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.hessian.operator import Memory
 from lightning_normtheory.hessian.trace import TraceEstimate, check_products, estimate_trace
 
@@ -33,7 +33,7 @@ class HessianTraceDiagnostic(Diagnostic):
     def hessian_request(self) -> HessianRequest:
         return HessianRequest(partial(estimate_trace, hvps=self._hvps, layers=self._layers), self._memory)
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         answer = measurement.curvature.answer(self.key)
         trace: TraceEstimate = answer.value
         metrics = {

@@ -5,7 +5,7 @@ from torch import nn
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic, NotApplicable, layer_metric
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.norms.units import NormalizedLayers, require_normalized, smallest, unit_norms
 
 __all__ = ["MinWeightNorm"]
@@ -34,7 +34,7 @@ class MinWeightNormDiagnostic(Diagnostic):
                 f"first is {name!r}: {reason}. See normalized_layers(model).unknown for all."
             )
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         layers, self.reasons = self._layers, {}
         if measurement.function.chosen:
             theta = {id(p) for p in measurement.function.theta.values()}

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.cost import Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, layer_metric
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import say, warn
 from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
 from lightning_normtheory.ntk.result import Outputs, TangentKernel
@@ -94,13 +94,13 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
     def start_cost(self, sizes: Sizes) -> float:
         return self.cost(sizes)
 
-    def start(self, measurement: EpochMeasurement) -> None:
+    def start(self, measurement: Measurement) -> None:
         found = self._kernel(measurement, start=True)
         self._remember(measurement, found)
         form = measurement.theory.dgm_form(len(found.over_samples))
         self._dgm = form if isinstance(form, DGMForm) else None
 
-    def _kernel(self, measurement: EpochMeasurement, *, start: bool = False) -> TangentKernel:
+    def _kernel(self, measurement: Measurement, *, start: bool = False) -> TangentKernel:
         if self._effort is None:
             self._effort = self._choose(measurement)
         effort = self._effort
@@ -110,7 +110,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self._repeated |= found.dtype == torch.float64
         return found
 
-    def _choose(self, measurement: EpochMeasurement) -> Effort:
+    def _choose(self, measurement: Measurement) -> Effort:
         """Choose the directions and samples of all kernels of the fit, and say so if they are not what was asked."""
         if self._directions is not None:
             return Effort(self._directions, self._samples)
@@ -126,7 +126,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             say(measurement.trainer, f"Tangent kernel {', '.join(found)}: at most {limit}.")
         return effort
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         begin = time.perf_counter()
         found = self._kernel(measurement)
         self._warn(found)
@@ -149,18 +149,18 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         metrics["ntk_seconds"] = time.perf_counter() - begin
         return metrics
 
-    def _remember(self, measurement: EpochMeasurement, found: TangentKernel) -> None:
+    def _remember(self, measurement: Measurement, found: TangentKernel) -> None:
         self._reference, self._fingerprint = _upper(found.kernel), self._fingerprint_of(measurement)
         self._trained, self._change_max = measurement.kernels.trained_fingerprint, 0.0
 
-    def _fingerprint_of(self, measurement: EpochMeasurement) -> int:
+    def _fingerprint_of(self, measurement: Measurement) -> int:
         """Return a number that identifies the samples, the kind of kernel and the directions."""
         assert self._effort is not None
         samples = measurement.kernels.fingerprint(self._effort.samples)
         directions = () if self._effort.directions is None else (self._effort.directions,)
         return hash((samples, get_args(Outputs).index(self._outputs), *directions))
 
-    def _since_start(self, measurement: EpochMeasurement, found: TangentKernel) -> dict[str, float]:
+    def _since_start(self, measurement: Measurement, found: TangentKernel) -> dict[str, float]:
         self.reasons = {}
         if self._reference is not None and self._fingerprint != self._fingerprint_of(measurement):
             self.reasons = {"ntk_change": "probe samples differ from the checkpoint; it restarts here"}

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.generalization_gap import Gap
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.measuring.processes import FailedElsewhereError
 from lightning_normtheory.model.layers import batch_norm_layers
 from lightning_normtheory.theorems.generalization import generalization_bound
@@ -43,11 +43,11 @@ class RademacherBoundDiagnostic(Diagnostic):
         self._delta, self._x_norm = delta, x_norm
         self._initial: Tensor | None = None  # V_0 of a network of BN's form
 
-    def start(self, measurement: EpochMeasurement) -> None:
+    def start(self, measurement: Measurement) -> None:
         form = measurement.theory.batchnorm_form(_SAMPLES)
         self._initial = None if isinstance(form, str) else form.v.detach().cpu().clone()
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         self.reasons: dict[str, str] = {}
         metrics = self._bounds(measurement)
         gap = self._gap(measurement)
@@ -63,7 +63,7 @@ class RademacherBoundDiagnostic(Diagnostic):
             metrics[f"{_GAP}_bound_vacuous"] = float(not (train or 0.0) + bound < _loss_of_zero(measurement))
         return metrics
 
-    def _bounds(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def _bounds(self, measurement: Measurement) -> dict[str, float]:
         problem, n = measurement.theory.problem, measurement.training_samples
         reason = _why_not(problem, n)
         if reason:
@@ -85,7 +85,7 @@ class RademacherBoundDiagnostic(Diagnostic):
         found = generalization_bound(problem.complexity, loss, n=n, x_norm=x_norm, delta=self._delta)
         return {**metrics, f"{_GAP}_bound": found.value, f"{_GAP}_bound_fixed_radii": found.fixed}
 
-    def _gap(self, measurement: EpochMeasurement) -> Gap | None:
+    def _gap(self, measurement: Measurement) -> Gap | None:
         try:
             return measurement.generalization_gap
         # The loss cannot read a validation batch, here or in another process; the bounds do not need it.
@@ -93,7 +93,7 @@ class RademacherBoundDiagnostic(Diagnostic):
             self.reasons[f"{_GAP}_gap"] = str(error).rstrip(".")
             return None
 
-    def _batchnorm_lemma(self, measurement: EpochMeasurement, n: int) -> float | None:
+    def _batchnorm_lemma(self, measurement: Measurement, n: int) -> float | None:
         """Return the complexity of BN's two-layer networks around V_0, by the corrected Lemma F.1."""
         form = measurement.theory.batchnorm_form(_SAMPLES) if self._initial is not None else ""
         if isinstance(form, str) or self._initial is None or form.v.shape != self._initial.shape:
@@ -107,12 +107,12 @@ class RademacherBoundDiagnostic(Diagnostic):
         self._initial = state.get("initial")
 
 
-def _prediction_loss(measurement: EpochMeasurement) -> float | None:
+def _prediction_loss(measurement: Measurement) -> float | None:
     """Return the loss of the function that predicts, if it is the function that is trained."""
     return None if batch_norm_layers(measurement.model) else measurement.mean_loss
 
 
-def _loss_of_zero(measurement: EpochMeasurement) -> float:
+def _loss_of_zero(measurement: Measurement) -> float:
     loss = measurement.theory.problem.loss
     assert isinstance(loss, KnownLoss)
     return loss.of_zero(measurement.theory.target_matrix)

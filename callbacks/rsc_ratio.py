@@ -7,7 +7,7 @@ from typing import Any
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.cost import FORWARD, Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, Diagnostic
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.rsc import why_no_ratio
 
 __all__ = ["RSCRatio"]
@@ -28,10 +28,10 @@ class RSCRatioDiagnostic(Diagnostic):
     def start_cost(self, sizes: Sizes) -> float:
         return FORWARD
 
-    def start(self, measurement: EpochMeasurement) -> None:
+    def start(self, measurement: Measurement) -> None:
         self._last_loss = measurement.loss
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         rsc = measurement.rsc
         metrics = {
             "rsc_ratio": rsc.ratio,

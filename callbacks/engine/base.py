@@ -15,8 +15,8 @@ from lightning_normtheory.callbacks.engine.fit import FitCallback
 from lightning_normtheory.callbacks.engine.lifecycle import Phase
 from lightning_normtheory.callbacks.engine.schedule import Schedule
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.callbacks.samples.probe import Probe
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
@@ -183,9 +183,9 @@ class DiagnosticCallback(FitCallback):
             measured["batch_stats"] = "running (SyncBatchNorm)"
         return {**super()._notes(), "samples": self.probe.used, "measured": measured}
 
-    def _measurement(self, trainer: Trainer, pl_module: LightningModule) -> EpochMeasurement:
+    def _measurement(self, trainer: Trainer, pl_module: LightningModule) -> Measurement:
         requests = {each.key: each.hessian_request() for each in self._active}
-        return EpochMeasurement(
+        return Measurement(
             MeasuredFunction(
                 trainer,
                 pl_module,

@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
         return min(math.ceil(samples / self.batch) * self.batch, self.probe) / self.probe
 
 
-# Quantities of an `EpochMeasurement` that several diagnostics ask for, and that are computed once: their costs in G.
+# Quantities of a `Measurement` that several diagnostics ask for, and that are computed once: their costs in G.
 SHARED: Mapping[str, Callable[[Sizes], float]] = MappingProxyType(
     {
         "rsc": lambda sizes: 2.3 if sizes.outputs else 1.0,  # gradients of the loss and of the sum of the outputs

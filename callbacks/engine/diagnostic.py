@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_normtheory.callbacks.engine.cost import Sizes
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 
 __all__ = ["LOSS_SETTINGS", "SAMPLE_SETTINGS", "Diagnostic", "NotApplicable", "layer_metric"]
 
@@ -80,7 +80,7 @@ class Diagnostic:
         """Return the expected cost of `start` in G."""
         return 0.0
 
-    def start(self, measurement: EpochMeasurement) -> None:
+    def start(self, measurement: Measurement) -> None:
         """Measure before the first training step of a fresh run, if the probe is known by then."""
 
     def hessian_request(self) -> HessianRequest | None:
@@ -88,7 +88,7 @@ class Diagnostic:
         then has the answer. The requests of all diagnostics share one gradient graph."""
         return None
 
-    def measure(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def measure(self, measurement: Measurement) -> dict[str, float]:
         """Return the metrics of an epoch by name. Names that begin with ``layers/`` get their own section."""
         raise NotImplementedError
 

@@ -16,8 +16,8 @@ from lightning_normtheory.callbacks.engine.lifecycle import FitState, Phase
 from lightning_normtheory.callbacks.engine.planning import PlanningCallback
 from lightning_normtheory.callbacks.engine.schedule import UNKNOWN_INTERVAL, Schedule, schedule_by_steps, steps_of_run
 from lightning_normtheory.callbacks.engine.stop import SIGTERMException, stopped_by_sigterm
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.callbacks.measurement.trial import example_of, explore
 from lightning_normtheory.callbacks.output.messages import hide_own_warnings, is_trial_run, note
@@ -55,7 +55,7 @@ class FitCallback(PlanningCallback):
         """Create the diagnostics for a new fit."""
         raise NotImplementedError
 
-    def _measurement(self, trainer: Trainer, pl_module: LightningModule) -> EpochMeasurement:
+    def _measurement(self, trainer: Trainer, pl_module: LightningModule) -> Measurement:
         """Create a measurement of the function that is trained."""
         raise NotImplementedError
 
@@ -160,7 +160,7 @@ class FitCallback(PlanningCallback):
                 self._catch_up(trainer, pl_module, batch_idx)
 
     @shared_copies()
-    def _begin(self, measurement: EpochMeasurement, first: bool, samples: int) -> None:
+    def _begin(self, measurement: Measurement, first: bool, samples: int) -> None:
         """Find loss and predictor in the first batch; as soon as the probe is complete, measure the start."""
         if first:
             self._explore(measurement.function)

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.engine.reporting import ReportingCallback
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import say
 from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
 from lightning_normtheory.callbacks.samples.probe import Probe
@@ -37,7 +37,7 @@ class GuardedCallback(ReportingCallback):
         self._active = [each for each in self._active if each not in diagnostics]
         self._fit.reasons.update({each.key: reason for each in diagnostics})
 
-    def _start_all(self, measurement: EpochMeasurement) -> None:
+    def _start_all(self, measurement: Measurement) -> None:
         """Let every diagnostic measure what it compares with later."""
         with self._progress(measurement.trainer) as progress:
             for diagnostic in self._active:
@@ -45,7 +45,7 @@ class GuardedCallback(ReportingCallback):
                     progress.begin(diagnostic.title)
                     self._guarded(diagnostic, measurement, diagnostic.start)
 
-    def _measure_all(self, measurement: EpochMeasurement) -> dict[str, float]:
+    def _measure_all(self, measurement: Measurement) -> dict[str, float]:
         """Return the metrics of all diagnostics."""
         metrics: dict[str, float] = {}
         before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
@@ -60,7 +60,7 @@ class GuardedCallback(ReportingCallback):
             raise
         return metrics
 
-    def _measure_one(self, diagnostic: Diagnostic, measurement: EpochMeasurement) -> dict[str, float]:
+    def _measure_one(self, diagnostic: Diagnostic, measurement: Measurement) -> dict[str, float]:
         """Return the metrics of a diagnostic; NaN for each of its names if it fails."""
         measured: dict[str, float] | None = None
         if diagnostic.needs_probe and self.probe.collecting:  # resumed with only the end of an epoch left to do
@@ -78,9 +78,7 @@ class GuardedCallback(ReportingCallback):
         notify = partial(self._warn_once, "long measurement", warn=partial(say, trainer))
         return MeasurementProgress(trainer, self.prefix, report, notify)
 
-    def _guarded(
-        self, diagnostic: Diagnostic, measurement: EpochMeasurement, action: Callable[[EpochMeasurement], Any]
-    ) -> Any:
+    def _guarded(self, diagnostic: Diagnostic, measurement: Measurement, action: Callable[[Measurement], Any]) -> Any:
         """Return ``action(measurement)``; ``None`` if it fails, which is reported once per diagnostic and fit."""
         error: Exception | None = None
         result: Any = None

@@ -17,7 +17,7 @@ from lightning_normtheory.callbacks.engine.cost import (
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.engine.guarded import GuardedCallback
 from lightning_normtheory.callbacks.engine.schedule import Schedule, steps_of_epoch, steps_of_run
-from lightning_normtheory.callbacks.measurement.epoch import EpochMeasurement
+from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import say
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 
@@ -74,7 +74,7 @@ class PlanningCallback(GuardedCallback):
 
     # -- after the trial -----------------------------------------------------------------------------------------------
 
-    def _forecast(self, measurement: EpochMeasurement, samples: int) -> None:
+    def _forecast(self, measurement: Measurement, samples: int) -> None:
         """Say what measuring takes, before any of it, and leave out those starts that the limit does not pay for.
 
         Args:
@@ -97,7 +97,7 @@ class PlanningCallback(GuardedCallback):
         if text := _announcement(self._budget.expected, start, steps, plan.step):
             say(trainer, f"{self.prefix}: {text}.")
 
-    def _make_plan(self, measurement: EpochMeasurement, samples: int) -> Plan | None:
+    def _make_plan(self, measurement: Measurement, samples: int) -> Plan | None:
         """Return what the trial says; ``None`` if it could not time a gradient."""
         function, found = measurement.function, measurement.function.findings
         if not found.seconds:

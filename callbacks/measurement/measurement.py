@@ -1,4 +1,4 @@
-"""One epoch's measurement: a diagnostic asks it for a quantity of the trained function, which is computed once."""
+"""One measurement, of an epoch or a step: a diagnostic asks it for a quantity, which is computed once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,16 @@ from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.record.wording import first_lines
 from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
 
-__all__ = ["EpochMeasurement"]
+__all__ = ["Measurement"]
 
 
-class EpochMeasurement:
-    """All quantities of one epoch. Each one is computed on first use, and leaves the run unchanged.
+class Measurement:
+    """All quantities of one measurement. Each one is computed on first use, and leaves the run unchanged.
 
     Args:
         function: the trained function on the probe.
         validation: the samples for the generalization gap, if any.
-        facts: what earlier epochs found out about the samples and the loss; this epoch adds to it.
+        facts: what earlier measurements found out about the samples and the loss; this one adds to it.
         hessian_requests: what the diagnostics need of the loss's Hessian, by their keys.
         strict: whether outputs that fail also fail `rsc`, whose loss and gradient need none.
 
