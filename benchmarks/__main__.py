@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import cost, device, first_step, hessian, memory, ntk, overhead, replay, trace, trainings
+from benchmarks import cost, device, device_memory, first_step, hessian, memory, ntk, overhead, replay, trace, trainings
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
         default=["hessian", "trace", "ntk", "outputs", "memory", "overhead", "cost"],
         help="hessian, trace, ntk, outputs (kernels of many), memory, overhead, cost; default: all of these;"
         " or first_step, trainings with many outputs; or replay, buffers of objects; or trainings, of other packages;"
-        " or device, a report of whether everything works on a GPU",
+        " or device, a report of whether everything works on a GPU; or device_memory, on a stand-in for one",
     )
     parser.add_argument(
         "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
@@ -58,6 +58,8 @@ def main() -> None:
         console.print(first_step.table(arguments.only, arguments.limit))
     if "replay" in arguments.what:
         console.print(replay.table())
+    if "device_memory" in arguments.what:
+        print(device_memory.table(arguments.only))
     if "trainings" in arguments.what:
         print(trainings.table(arguments.only))
     if "device" in arguments.what:

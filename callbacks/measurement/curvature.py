@@ -28,6 +28,8 @@ _GRAPH, _STATE, _SHARE, _BETWEEN, _SMALL = 2.5, 4, 1.5, 5, 2**26
 
 # Vectors that a method may keep after memory has run out, before batches become smaller.
 _FEW_VECTORS = 4
+# A graph takes at most so many times the parameters for weights and their gradients.
+_WEIGHTS = 3
 
 
 class HessianRequest(NamedTuple):
@@ -101,7 +103,16 @@ class Curvature:
                 if not is_out_of_memory(error):
                     raise
             gc.collect()  # outside the except clause, where the traceback still holds the memory
-        return retry_smaller(self._function, partial(self._on_operator, requests, *attempts[-1]))
+        last = partial(self._on_operator, requests, *attempts[-1])
+        if self._smaller_batches_help():
+            return retry_smaller(self._function, last)
+        return self._function.processes.run_on_all(last)
+
+    def _smaller_batches_help(self) -> bool:
+        """Whether a batch's graph is larger than the weights and gradients in it, which no smaller batch avoids."""
+        graph = self._function.findings.graph_size
+        theta = sum(p.nbytes for p in self._function.theta.values())
+        return graph is None or not 0 < graph.total <= _WEIGHTS * theta
 
     def _fits(self) -> bool:
         """Whether the graphs of all batches fit into the memory that a training step suggests. If not even that of one

@@ -71,7 +71,8 @@ def hessian_top_eigenvalue(
         model: f; the first axis of its output holds the samples.
         loss: ``loss(output, target)``, a mean over the samples of a batch.
         batches: pairs ``(x, y)``. Batches of different sizes are weighted by their size.
-        method: ``"power"`` iteration, or ``"lanczos"``, which needs about half the products and keeps up to 8 vectors.
+        method: ``"power"`` iteration, or ``"lanczos"``, which needs about half the products and keeps more vectors: six
+            for two digits of ``tol``, and two for each further one.
         which: the largest (``"algebraic"``), the largest in ``"magnitude"``, or the ``"smallest"``.
         tol: the relative residual at which to stop.
         max_hvps: the largest number of products.

@@ -317,7 +317,11 @@ class LossHessian:
         for each in self._weights.maps.values():
             if each.w in slopes:
                 pulled = each.pull_tangent(slopes[each.w], along.pop(each.w, None))
-                _add(curvature, zip((each.g, each.v), pulled), weight, self.space.dtype)
+                for parameter, part in zip((each.g, each.v), pulled):
+                    if parameter in curvature:
+                        curvature[parameter].add_(part, alpha=weight)
+                    else:
+                        curvature[parameter] = part.to(self.space.dtype).mul_(weight)
 
 
 class _GradientGraph:

@@ -211,7 +211,7 @@ def _one_by_one(
     for i, h in itertools.product(range(n), range(k)):
         with LossHessian(parameters, [partial(output, i, h)]) as hessian:
             start = _starts(1, hessian.space)[0]
-            pair = lanczos(hessian.__matmul__, start, which="magnitude", tol=tol, max_products=max_hvps)
+            pair = lanczos(hessian.__matmul__, start, which="magnitude", tol=tol, max_products=max_hvps, basis=_BASIS)
         norms[i, h], residuals[i, h] = abs(pair.value), pair.residual
         products += pair.products
     dtype, device = hessian.space.dtype, hessian.space.device

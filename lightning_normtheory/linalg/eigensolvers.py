@@ -261,7 +261,8 @@ class _Krylov:
         if j + 1 == self._size:
             j = self._size // 2 - 1
             rotation = vectors[:, :, : j + 1].transpose(1, 2).to(Q)
-            for columns in Q.split(_COLUMNS, dim=2):  # a copy of all of them would be as large as the basis
+            # In parts: a copy of all columns would be as large as the basis.
+            for columns in Q.split(min(_COLUMNS, 1 + Q.shape[2] // 16), dim=2):
                 columns[:, : j + 1] = rotation @ columns
             T.zero_().diagonal(dim1=1, dim2=2)[:, : j + 1] = values[:, : j + 1]
             T[:, : j + 1, j + 1] = beta[:, None] * vectors[:, -1, : j + 1]

@@ -27,6 +27,7 @@ In the body::
     standin.kind()                           # "cuda" or "mps"
     torch.get_device_module(device)          # has what torch.cuda or torch.mps has
     with standin.memory_limit(10_000): ...   # out of memory beyond 10,000 further bytes, with the error of the kind
+    with standin.failing_allocation(7): ...  # the seventh allocation runs out of memory
     standin.peak(function)                   # by how many bytes the allocated memory grows, at most
     with standin.synchronizations() as seen: ...  # seen.counts: {"item": 3, "copy to host": 2}
     with standin.synchronizations(inside="hessian/") as seen: ...   # and seen.places, lines of files with this path

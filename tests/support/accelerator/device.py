@@ -15,7 +15,7 @@ import torch
 
 from support.accelerator import autocast, cudnn, mps
 
-__all__ = ["DEVICE", "kind", "memory_limit", "peak", "reset", "start", "synchronizations", "tf32"]
+__all__ = ["DEVICE", "failing_allocation", "kind", "memory_limit", "peak", "reset", "start", "synchronizations", "tf32"]
 
 NAME = "standin"
 _kind: str | None = None
@@ -40,6 +40,7 @@ def reset() -> None:
     """Start as a new process would, but for what was imported."""
     torch.ops.standin.revive()
     torch.ops.standin.set_limit(0)
+    torch.ops.standin.fail_at(0)
     torch.ops.standin.tf32(False, False)
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
     torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = True, False
@@ -62,6 +63,17 @@ def memory_limit(further: int) -> Iterator[None]:
         yield
     finally:
         torch.ops.standin.set_limit(0)
+
+
+@contextlib.contextmanager
+def failing_allocation(which: int) -> Iterator[list[bool]]:
+    """Inside, one allocation fails: the first for 1. The list says afterwards whether there were so many."""
+    happened: list[bool] = []
+    torch.ops.standin.fail_at(which)
+    try:
+        yield happened
+    finally:
+        happened.append(torch.ops.standin.fail_at(0) == 0)
 
 
 def peak(function: Callable[[], Any]) -> int:

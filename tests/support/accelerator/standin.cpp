@@ -37,7 +37,7 @@ using OptTensor = std::optional<at::Tensor>;
 
 // What the tests set, and what they read.
 std::atomic<bool> is_mps{false}, tf32_matmul{false}, tf32_conv{false}, dead{false};
-std::atomic<int64_t> allocated{0}, peak{0}, limit{0}, total{int64_t(1) << 40};
+std::atomic<int64_t> allocated{0}, peak{0}, limit{0}, total{int64_t(1) << 40}, until_failure{0};
 std::atomic<void (*)(const char*)> listener{nullptr};
 std::mutex counts_mutex;
 std::map<std::string, int64_t> counts;
@@ -72,7 +72,8 @@ void free_block(void* context) {
 }
 
 void check_memory(int64_t bytes) {
-  if (limit <= 0 || allocated + bytes <= limit) return;
+  const bool fails = until_failure > 0 && --until_failure == 0;
+  if (!fails && (limit <= 0 || allocated + bytes <= limit)) return;
   TORCH_CHECK(!is_mps || bytes <= limit, "Invalid buffer size: ", bytes, " bytes");
   TORCH_CHECK(!is_mps, "MPS backend out of memory (MPS allocated: ", allocated.load(), " bytes, max allowed: ",
       limit.load(), " bytes). Tried to allocate ", bytes, " bytes on private pool.");
@@ -491,6 +492,7 @@ TORCH_LIBRARY(standin, m) {
   m.def("tf32(bool matmul, bool conv) -> ()", [](bool matmul, bool conv) { tf32_matmul = matmul, tf32_conv = conv; });
   m.def("memory() -> int[]", &memory);
   m.def("set_limit(int bytes) -> ()", [](int64_t bytes) { limit = bytes; });
+  m.def("fail_at(int allocation) -> int", [](int64_t allocation) { return until_failure.exchange(allocation); });
   m.def("reset_peak() -> ()", [] { peak = allocated.load(); });
   m.def("counts() -> Dict(str, int)", &get_counts);
   m.def("reset_counts() -> ()", &reset_counts);

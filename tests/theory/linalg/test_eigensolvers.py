@@ -1,12 +1,14 @@
 """Power iteration and Lanczos on matrices with known spectra."""
 
+import gc
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_normtheory.hessian.eigenvalues import _COLD_PRODUCTS
-from lightning_normtheory.linalg.eigensolvers import Pair, lanczos, power_iteration
+from lightning_normtheory.linalg.eigensolvers import lanczos, power_iteration
 
 SOLVERS = {"power": power_iteration, "lanczos": lanczos}
 METHODS = pytest.mark.parametrize("method", SOLVERS)
@@ -33,7 +35,7 @@ def matrix(spectrum, seed=0, dtype=torch.float64) -> torch.Tensor:
     return (q * torch.tensor(spectrum, dtype=torch.float64) @ q.t()).to(dtype)
 
 
-def solve(method, spectrum, which="algebraic", tol=1e-6, max_products=2000, seed=0, dtype=torch.float64) -> Pair:
+def solve(method, spectrum, which="algebraic", tol=1e-6, max_products=2000, seed=0, dtype=torch.float64, **options):
     """Return the result after checking what holds for every result, converged or not."""
     a = matrix(spectrum, seed, dtype)
     calls = []
@@ -43,7 +45,7 @@ def solve(method, spectrum, which="algebraic", tol=1e-6, max_products=2000, seed
         return a @ v
 
     start = torch.randn(len(spectrum), generator=torch.Generator().manual_seed(seed + 1), dtype=dtype)
-    pair = SOLVERS[method](product, start, which=which, tol=tol, max_products=max_products)
+    pair = SOLVERS[method](product, start, which=which, tol=tol, max_products=max_products, **options)
     rounding = 100 * torch.finfo(dtype).eps * max(1.0, max(map(abs, spectrum)))
     assert len(calls) == pair.products <= max_products
     assert abs(float(pair.vector.norm()) - 1) < rounding
@@ -101,6 +103,53 @@ def test_restarts(basis, which):
     assert pair.products > basis
     assert pair.value == pytest.approx(-2.5 if which == "smallest" else 3.0, rel=1e-9)
     assert float((a @ pair.vector - pair.value * pair.vector).norm()) == pytest.approx(pair.residual, abs=1e-12)
+
+
+CLUSTER = st.tuples(st.integers(-10, 10), st.integers(1, 6), st.sampled_from([0.0, 1e-9, 1e-4, 0.01]))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    clusters=st.lists(CLUSTER, min_size=1, max_size=8),
+    basis=st.sampled_from([3, 4, 5, 6, 8, 12, 24]),
+    which=st.sampled_from(["algebraic", "magnitude", "smallest"]),
+    tol=st.sampled_from([1e-2, 1e-3]),
+    seed=st.integers(0, 1000),
+)
+def test_restarts_on_clustered_multiple_and_negative_spectra(clusters, basis, which, tol, seed):
+    """Value, vector and residual are those of the dense matrix for every basis, and it is the wanted cluster."""
+    spectrum = [value + i * width for value, count, width in clusters for i in range(count)]
+    pair = solve("lanczos", spectrum, which, tol, max_products=300, seed=seed, basis=basis)
+    found, wanted = {
+        "algebraic": (pair.value, max(spectrum)),
+        "magnitude": (abs(pair.value), max(map(abs, spectrum))),
+        "smallest": (-pair.value, -min(spectrum)),
+    }[which]
+    assert found <= wanted + 1e-9
+    if basis >= 6:
+        assert pair.converged
+        assert found == pytest.approx(wanted, abs=0.06)  # the width of a cluster
+
+
+def test_lanczos_keeps_as_many_vectors_as_its_basis_has():
+    """Tensors of the size of the start that are alive when a product is asked for: the basis alone."""
+    size, alive = 4099, []
+    diagonal = torch.linspace(0, 1, size) ** 8
+
+    def product(v):
+        gc.collect()
+        storages = {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+            for each in gc.get_objects()
+            if issubclass(type(each), torch.Tensor) and each.numel() % size == 0 and each.numel() > 0
+        }
+        alive.append(sum(storages.values()) / diagonal.nbytes)
+        return diagonal * v
+
+    for basis in (4, 6, 24):
+        alive.clear()
+        lanczos(product, lambda: torch.ones(size), which="algebraic", tol=1e-9, max_products=30, basis=basis)
+        assert max(alive) - 1 == basis  # and the diagonal
 
 
 @METHODS
