@@ -171,7 +171,7 @@ def leading_eigenpairs(
         options["basis"] = min(_basis_for(tol), hessian.vectors)
         if start is None:
             options["at_least"] = _COLD_PRODUCTS
-    solve = {"power": power_iteration, "lanczos": lanczos}[method]
+    solve: Callable[..., Pair] = {"power": power_iteration, "lanczos": lanczos}[method]
     found: list[Pair] = []
     for index in range(k):
         project = _projector([pair.vector for pair in found])

@@ -67,9 +67,9 @@ def power_iteration(
         pair = power_iteration(lambda v: -product(v), start, which="algebraic", **options)
         return pair._replace(value=-pair.value)
     project = project or (lambda v: v)
-    start = _vector(start)
-    start = start / start.norm()
-    x, shift, scale, asymmetry = start, 0.0, 0.0, 0.0
+    first = _vector(start)
+    first = first / first.norm()
+    x, shift, scale, asymmetry = first, 0.0, 0.0, 0.0
     last: tuple[Tensor, Tensor] | None = None  # the iterate before x, and H times it
     for products in range(1, max_products + 1):
         tick("product")
@@ -88,7 +88,7 @@ def power_iteration(
                 return pair._replace(converged=True)
         if which == "algebraic" and value + shift < 0 and residual <= 0.1 * abs(value):
             shift = abs(value) + residual
-            x, last = project(_without(start, x)), None
+            x, last = project(_without(first, x)), None
         else:
             following = project(torch.add(Hx, x, alpha=shift) if shift else Hx)
             x, last = following / following.norm(), (x, Hx)
