@@ -279,5 +279,5 @@ def main(arguments: Sequence[str] = (), chosen: Mapping[str, Part] | None = None
     return int(any(result.outcome.differences for result in results))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":  # the workers find functions of the package, but none of a __main__ of a package
+    sys.exit(import_module("reliability.__main__").main(sys.argv[1:]))

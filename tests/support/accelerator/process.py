@@ -107,7 +107,7 @@ def _serve(kind: str, path: Any, connection: Any) -> None:
     os.setsid()
     device = import_module("support.accelerator.device")
     device.start(kind, path)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             paths, folder, (module, name), arguments, keywords = connection.recv()
             sys.path[:] = paths
