@@ -185,7 +185,8 @@ def leading_eigenpairs(
                 hessian.forget_gradient()
             return mixed
 
-        pair = solve(_deflated(hessian, project) if found else hessian.__matmul__, begin, **options)
+        product = hessian.unchecked if method == "lanczos" else hessian.__matmul__  # Lanczos checks what it computes
+        pair = solve(_deflated(hessian, project) if found else product, begin, **options)
         found.append(_checked(hessian, pair, tol) if found else pair)
     if _warn_of_asymmetry(found[0]):
         found = [p._replace(residual=max(p.residual, p.asymmetry), converged=False) for p in found]

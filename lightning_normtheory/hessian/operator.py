@@ -17,6 +17,7 @@ from lightning_normtheory.autodiff.second_derivatives import (
     twice_differentiable,
 )
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
+from lightning_normtheory.linalg.eigensolvers import NOT_FINITE
 from lightning_normtheory.measuring.memory import is_out_of_memory, saved_bytes
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
@@ -176,6 +177,14 @@ class LossHessian:
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """H v, both (p,)."""
+        product = self.unchecked(vector)
+        # Test the sum first, which is quicker. It may also overflow where every entry is finite.
+        if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
+            raise FloatingPointError(NOT_FINITE)
+        return product
+
+    def unchecked(self, vector: Tensor) -> Tensor:
+        """H v, which may have NaN or infinite entries: a test waits for the device."""
         if self._released:
             raise RuntimeError("Expected a product inside the with block: outside, the model may have changed.")
         if vector.shape != (self.space.size,):
@@ -187,11 +196,7 @@ class LossHessian:
             self._memory = "low"
             self._graphs.clear()
             part = self._processes.run_on_all(partial(self._weighted_product, vector.detach()))
-        product = self._processes.sum(part)
-        # Test the sum first, which is quicker. It may also overflow where every entry is finite.
-        if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
-            raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
-        return product
+        return self._processes.sum(part)
 
     def graph_size(self) -> "GraphSize":
         """Count the memory of the first batch's gradient graph, from its tensors alone; the graph is not kept."""

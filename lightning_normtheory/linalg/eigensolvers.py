@@ -11,7 +11,7 @@ from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.linalg.inner_products import dot
 from lightning_normtheory.measuring.progress import tick
 
-__all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
+__all__ = ["NOT_FINITE", "Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
 
 Product = Callable[[Tensor], Tensor]
 Start = Tensor | Callable[[], Tensor]
@@ -22,6 +22,7 @@ Which = Literal["algebraic", "magnitude", "smallest"]
 _AT_LEAST = 4
 _AT_LEAST_LANCZOS = 3
 _BASIS = 24
+NOT_FINITE = "Expected a finite Hessian-vector product, but it has NaN or infinite entries."
 # The columns of a basis that are rotated at once.
 _COLUMNS = 2**18
 
@@ -198,8 +199,7 @@ def _iterate(
         done = [pair for pair in pairs if pair is not None]
         if len(done) == len(pairs):
             return done
-        # A map whose Krylov space is exhausted has its pair; it continues with zeros.
-        krylov.extend(w.mul_(torch.where(exhausted, 0.0, 1 / beta).to(w)[:, None]), beta, values, vectors)
+        krylov.extend(w, beta, exhausted, values, vectors)
         del w  # before the next product
     raise AssertionError("unreachable: the last product returns")
 
@@ -221,7 +221,8 @@ class _Krylov:
         self._Q[:, 0].div_(start.norm(dim=1, keepdim=True))
         self._T = torch.zeros(b, size, size, dtype=torch.float64, device="cpu")  # not every device has float64
         self._j = 0
-        self._coupled = slice(0, 1)  # the vectors, besides the next one, along which H q_j has components
+        # The vectors along which H q_j has components, besides the next one, and the components but for q_j itself.
+        self._coupled, self._coupling = slice(0, 1), start.new_empty(b, 0)
         self.scale, self.asymmetry = self._T.new_zeros(b), self._T.new_zeros(b)
 
     @property
@@ -234,18 +235,21 @@ class _Krylov:
 
     def orthogonalize(self, w: Tensor, project: Product | None) -> tuple[Tensor, Tensor]:
         """The component of w = H q_j orthogonal to the basis, and its norm."""
-        j, T = self._j, self._T
-        T[:, j, j] = (self.last * w).sum(1).cpu()
+        diagonal = (self.last * w).sum(1)
         # First the components that a symmetric map has, then those from rounding (or from a wrong derivative).
-        w = _subtract(w, self._Q[:, self._coupled], T[:, self._coupled, j].to(w))
+        w = _subtract(w, self._Q[:, self._coupled], torch.cat([self._coupling, diagonal[:, None]], 1))
         rest = torch.einsum("bmp,bp->bm", self.basis, w)
         # In place: w is a new tensor since the first subtraction.
         w.unsqueeze(1).baddbmm_(rest[:, None], self.basis, alpha=-1)
-        if j:
-            self.asymmetry = torch.maximum(self.asymmetry, rest[:, :j].abs().amax(1).cpu())
+        wrong = rest[:, : self._j].abs().amax(1) if self._j else torch.zeros_like(diagonal)
         w = w if project is None else project(w)
-        beta = w.norm(dim=1).cpu().double()
-        self.scale = torch.maximum(self.scale, beta)
+        self._norms = w.norm(dim=1)
+        # All numbers in one copy: the host waits for the device once for each product.
+        diagonal, wrong, beta = torch.stack([diagonal, wrong, self._norms]).cpu().double()
+        if not bool(torch.isfinite(diagonal + beta).all()):
+            raise FloatingPointError(NOT_FINITE)
+        self._T[:, self._j, self._j] = diagonal
+        self.asymmetry, self.scale = torch.maximum(self.asymmetry, wrong), torch.maximum(self.scale, beta)
         return w, beta
 
     def ritz(self, which: Which) -> tuple[Tensor, Tensor]:
@@ -255,9 +259,15 @@ class _Krylov:
         order = _order(values, which)
         return values.gather(1, order), vectors.gather(2, order[:, None].expand_as(vectors))
 
-    def extend(self, following: Tensor, beta: Tensor, values: Tensor, vectors: Tensor) -> None:
-        """Append a vector that is orthogonal to the basis; replace a full basis by its leading half first."""
+    def extend(self, w: Tensor, beta: Tensor, exhausted: Tensor, values: Tensor, vectors: Tensor) -> None:
+        """Append what `orthogonalize` returned, normalized; replace a full basis by its leading half first.
+
+        A map whose Krylov space is exhausted has its pair; it continues with zeros.
+        """
         Q, T, j = self._Q, self._T, self._j
+        w.mul_((1 / self._norms)[:, None])
+        if bool(exhausted.any()):
+            w[exhausted.to(w.device)] = 0.0
         if j + 1 == self._size:
             j = self._size // 2 - 1
             rotation = vectors[:, :, : j + 1].transpose(1, 2).to(Q)
@@ -266,12 +276,12 @@ class _Krylov:
                 columns[:, : j + 1] = rotation @ columns
             T.zero_().diagonal(dim1=1, dim2=2)[:, : j + 1] = values[:, : j + 1]
             T[:, : j + 1, j + 1] = beta[:, None] * vectors[:, -1, : j + 1]
-            self._coupled = slice(0, j + 2)
+            self._coupled, self._coupling = slice(0, j + 2), T[:, : j + 1, j + 1].to(Q)
         else:
             T[:, j, j + 1] = beta
-            self._coupled = slice(j, j + 2)
+            self._coupled, self._coupling = slice(j, j + 2), self._norms[:, None]
         self._j = j + 1
-        Q[:, self._j] = following
+        Q[:, self._j] = w
 
 
 def _vector(start: Start) -> Tensor:

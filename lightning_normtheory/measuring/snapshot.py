@@ -4,13 +4,13 @@ The user's code computes the loss. It may also count batches, collect outputs in
 statistics. A diagnostic that runs this code must undo all of that.
 """
 
-import ctypes
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from operator import is_
+from itertools import compress
+from operator import is_, not_
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, Sampler
 
 from lightning_normtheory.measuring.interrupts import uninterrupted
 from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.same_bits import same_bits, same_bytes
 from lightning_normtheory.measuring.watched import (
     Place,
     Watch,
@@ -35,17 +36,9 @@ from lightning_normtheory.measuring.watched import (
 
 __all__ = ["Snapshot"]
 
-try:  # five times as fast as `torch.equal` while the memory is in the processor's cache
-    _memcmp: Callable[[int, int, int], int] | None = ctypes.CDLL(None).memcmp
-    _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[union-attr]
-except (TypeError, OSError, AttributeError):  # Windows
-    _memcmp = None
-
 # Objects of these packages belong to the machinery around the model (trainer, loggers, optimizers), whose state no
 # forward pass changes; walking into them would copy half the program. Exceptions: modules, datasets and samplers.
 _MACHINERY = frozenset({"torch", "pytorch_lightning", "lightning", "lightning_fabric", "wandb", "numpy", "builtins"})
-# Bytes of a device's memory that are compared at once.
-_PIECE = 2**24
 _ATOMS = (str, bytes, int, float, complex, type(None))
 
 
@@ -73,7 +66,8 @@ class Snapshot:
     def __init__(self, *roots: Any, arrays: bool = True) -> None:
         self._arrays = arrays
         self._undo: list[Callable[[], object]] = []
-        self._contents: list[Callable[[], object]] = []  # of tensors, after all references
+        # Tensors, their memory and its copy: restored after all references.
+        self._contents: list[tuple[Tensor, Tensor, Tensor]] = []
         # No closure refers to the snapshot itself: the copies are freed with it, not by the garbage collector.
         self._changed: list[Tensor] = []
         # Keeps the objects alive, so that each id stays that of one object.
@@ -161,9 +155,16 @@ class Snapshot:
         errors = []
         self._changed.clear()
         with uninterrupted():
-            for undo in [*(watch.restore for watch in self._watches), *self._undo, *self._contents]:
+            for undo in [*(watch.restore for watch in self._watches), *self._undo]:
                 try:
                     undo()
+                except Exception as error:  # noqa: BLE001  # raised below
+                    errors.append(error)
+            same = same_bits([(memory, saved) for _, memory, saved in self._contents])
+            for tensor, memory, saved in compress(self._contents, map(not_, same)):
+                try:
+                    memory.copy_(saved)
+                    self._changed.append(tensor)
                 except Exception as error:  # noqa: BLE001  # raised below
                     errors.append(error)
         if errors:
@@ -226,14 +227,9 @@ class Snapshot:
                 tensor.requires_grad_(flag)
                 tensor.grad = gradient
 
-        def undo_contents(saved: Tensor) -> None:
-            if not _same_bits(memory, saved):
-                memory.copy_(saved)
-                changed.append(tensor)
-
         self._undo.append(undo)
         if saved is not None and strided:
-            self._contents.append(partial(undo_contents, saved))
+            self._contents.append((tensor, memory, saved))
 
     def _remember_dict(self, value: dict) -> Iterable[Any]:
         keys, items = list(value), list(value.values())
@@ -320,7 +316,7 @@ class Snapshot:
             saved = value.copy()
 
             def undo() -> None:
-                if not _same_bytes(value, saved):
+                if not same_bytes(value, saved):
                     value[...] = saved
 
             self._undo.append(undo)
@@ -339,37 +335,6 @@ def _copy(saved: Tensor) -> Tensor:
         if not is_out_of_memory(error):
             raise
         return saved
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equality under which a NaN equals itself and 0.0 is not -0.0. Without memory to compare with: not the same."""
-    if _memcmp is not None and a.device.type == "cpu" and a.is_contiguous() and b.is_contiguous():
-        return _memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.element_size()) == 0
-    if a.dim() != 1 and a.is_contiguous() and b.is_contiguous():
-        a, b = a.view(-1), b.view(-1)
-    if a.numel() == 0:
-        return True
-    # In pieces: where memory has run out, there is none for a comparison of the whole.
-    rows = max(1, _PIECE * len(a) // (a.numel() * a.element_size()))
-    try:
-        return all(map(_same_piece, a.split(rows), b.split(rows)))
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-
-
-def _same_piece(a: Tensor, b: Tensor) -> bool:
-    # Eight bytes at a time if the memory allows it.
-    unit = torch.int64 if a.numel() * a.element_size() % 8 == 0 and a.data_ptr() % 8 == 0 else torch.uint8
-    return torch.equal(*(x.contiguous().reshape(-1).view(unit) for x in (a, b)))
-
-
-def _same_bytes(a: Any, b: Any) -> bool:
-    """The same for numpy arrays, of which b is contiguous."""
-    if _memcmp is not None and a.flags.c_contiguous and a.nbytes == b.nbytes > 4096:  # else the overhead is larger
-        return _memcmp(a.ctypes.data, b.ctypes.data, a.nbytes) == 0
-    return bool(a.tobytes() == b.tobytes())
 
 
 def _slots(value: Any) -> list[str]:

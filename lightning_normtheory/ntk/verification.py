@@ -43,6 +43,7 @@ class Evidence:
 
     def same_at_use(self, index: int, mine: Tensor, found: Sequence[Tensor]) -> bool:
         """Compare with what `at_use` returns in a batch; ``mine`` are the places of its samples here."""
+        mine = mine.to(self.outputs.device)
         return all(_close(theirs, expected[mine]) for expected, theirs in zip(self.at_uses[index], found))
 
     def common(self, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -69,5 +70,6 @@ def at_use(
     """
     if axis is None:
         return ()
+    which = which.to(weights.device)  # once, not for each gradient
     mixed = torch.stack([w * axis.in_front(b, samples)[which] for w, b in zip(weights, gradients)]).sum(0)
     return (mixed, use.site.entering(axis, samples)[which]) if isinstance(use.site, Outer) else (mixed,)

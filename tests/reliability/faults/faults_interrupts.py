@@ -22,7 +22,7 @@ from lightning_normtheory.callbacks import (
     RademacherBound,
     RSCRatio,
 )
-from lightning_normtheory.measuring import progress, snapshot
+from lightning_normtheory.measuring import progress, same_bits
 
 from reliability.faults.fault_runs import Comparison, Run, fit
 from reliability.outcome import Outcome
@@ -160,16 +160,16 @@ def at_tick(
 @contextmanager
 def while_restoring(interrupts: Armed) -> Iterator[None]:
     """A real signal while the tensors of the model are put back."""
-    original = snapshot._same_bits
+    original = same_bits._compare
 
-    def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    def compare(a: torch.Tensor, b: torch.Tensor) -> bool | torch.Tensor:
         try:
             interrupts()
         except KeyboardInterrupt:
             signal.raise_signal(signal.SIGINT)
         return original(a, b)
 
-    with mock.patch.object(snapshot, "_same_bits", same_bits):
+    with mock.patch.object(same_bits, "_compare", compare):
         yield
 
 

@@ -260,6 +260,8 @@ class RoundedHessian:
     def __matmul__(self, vector):
         return self.diagonal * vector + self.noise @ vector
 
+    unchecked = __matmul__
+
 
 @METHODS
 @pytest.mark.parametrize(("dtype", "reason"), [(torch.float32, "within the rounding"), (torch.float64, "wrong second")])

@@ -228,7 +228,7 @@ def test_what_had_changed_is_returned():
 def test_bits_are_compared(memcmp, monkeypatch):
     """In any layout, and also where there is no memcmp."""
     if not memcmp:
-        monkeypatch.setattr("lightning_normtheory.measuring.snapshot._memcmp", None)
+        monkeypatch.setattr("lightning_normtheory.measuring.same_bits._memcmp", None)
     model = nn.Module()
     model.nan, model.zero = torch.tensor([float("nan")]), torch.tensor([0.0, 1.0])
     model.columns, model.odd = torch.zeros(2, 3).T, torch.zeros(3, dtype=torch.bool)
