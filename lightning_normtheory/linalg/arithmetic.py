@@ -68,12 +68,12 @@ def _kept(found: Tensor, exact: Tensor) -> int:
 
 def _kept_in_matrices(device: torch.device) -> int:
     x = _near_one(_SIZE, device)[:, None].expand(_SIZE, _SIZE).contiguous()
-    return _kept(x @ torch.eye(_SIZE, device=device), x)
+    return _kept(x @ torch.eye(_SIZE, dtype=x.dtype, device=device), x)
 
 
 def _kept_in_convolutions(device: torch.device) -> int:
     x = _near_one(_CHANNELS, device).view(1, -1, 1, 1).expand(8, _CHANNELS, 16, 16).contiguous()
-    weight = torch.eye(_CHANNELS, device=device).view(_CHANNELS, _CHANNELS, 1, 1)
+    weight = torch.eye(_CHANNELS, dtype=x.dtype, device=device).view(_CHANNELS, _CHANNELS, 1, 1)
     return _kept(torch.conv2d(x, weight).transpose(0, 1), x.transpose(0, 1))
 
 
@@ -105,6 +105,8 @@ def without_tf32() -> Iterator[None]:
     except RuntimeError:
         yield
         return
+    on_cpu = getattr(torch.backends.mkldnn, "matmul", None)  # from torch 2.9 on
+    precision_on_cpu = getattr(on_cpu, "fp32_precision", None)
     try:
         # Set only what differs: "highest" that is set is not the same as "highest" that was never set.
         if convolutions:
@@ -117,3 +119,5 @@ def without_tf32() -> Iterator[None]:
             torch.backends.cudnn.allow_tf32 = True
         if matrices != "highest":
             torch.set_float32_matmul_precision(matrices)
+            if on_cpu is not None:  # it sets this one as well, unlike torch.backends.cuda.matmul.allow_tf32
+                on_cpu.fp32_precision = precision_on_cpu

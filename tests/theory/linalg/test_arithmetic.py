@@ -24,6 +24,16 @@ def test_a_cpu_rounds_results_only(forget):
         assert operand_eps("cpu", torch.float32) == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_does_not_matter(forget, dtype):
+    """With precision="bf16-true", Lightning runs steps with another default."""
+    torch.set_default_dtype(dtype)
+    try:
+        assert operand_eps("cpu", torch.float32) == 0.0
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def rounded_to(bits, x):
     """Round to a number of bits, the leading one included."""
     mantissa, exponent = x.frexp()
@@ -53,7 +63,7 @@ def flags():
     """Every flag, or that it cannot be read since older and newer ones were mixed."""
     found = []
     newer = [torch.backends, torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn]
-    newer += [getattr(each, "conv", None) for each in newer[2:]]
+    newer += [getattr(each, kind, None) for each in newer[2:] for kind in ("matmul", "conv", "rnn")]
     for place, name in [
         *((each, "fp32_precision") for each in newer if each is not None),
         (torch.backends.cuda.matmul, "allow_tf32"),
@@ -68,12 +78,15 @@ def flags():
     return found
 
 
-@pytest.mark.parametrize("matrices", ["highest", "high", "medium"])
+@pytest.mark.parametrize("matrices", ["highest", "high", "medium", "allow_tf32"])
 @pytest.mark.parametrize("convolutions", [True, False])
 def test_tf32_is_off_inside_and_as_it_was_afterwards(monkeypatch, convolutions, matrices):
     before = torch.get_float32_matmul_precision()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", convolutions)
-    torch.set_float32_matmul_precision(matrices)
+    if matrices == "allow_tf32":
+        torch.backends.cuda.matmul.allow_tf32 = True
+    else:
+        torch.set_float32_matmul_precision(matrices)
     try:
         expected = flags()
         with without_tf32():
