@@ -68,9 +68,10 @@ def power_iteration(
         pair = power_iteration(lambda v: -product(v), start, which="algebraic", **options)
         return pair._replace(value=-pair.value)
     project = project or (lambda v: v)
-    first = _vector(start)
+    first: Tensor = _vector(start)
     first = first / first.norm()
-    x, shift, scale, asymmetry = first, 0.0, 0.0, 0.0
+    x: Tensor = first
+    shift, scale, asymmetry = 0.0, 0.0, 0.0
     last: tuple[Tensor, Tensor] | None = None  # the iterate before x, and H times it
     for products in range(1, max_products + 1):
         tick("product")
