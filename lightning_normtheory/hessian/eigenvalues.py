@@ -171,7 +171,7 @@ def leading_eigenpairs(
         options["basis"] = min(_basis_for(tol), hessian.vectors)
         if start is None:
             options["at_least"] = _COLD_PRODUCTS
-    solve: Callable[..., Pair] = {"power": power_iteration, "lanczos": lanczos}[method]
+    solvers: dict[Method, Callable[..., Pair]] = {"power": power_iteration, "lanczos": lanczos}
     found: list[Pair] = []
     for index in range(k):
         project = _projector([pair.vector for pair in found])
@@ -186,7 +186,7 @@ def leading_eigenpairs(
             return mixed
 
         product = hessian.unchecked if method == "lanczos" else hessian.__matmul__  # Lanczos checks what it computes
-        pair = solve(_deflated(hessian, project) if found else product, begin, **options)
+        pair = solvers[method](_deflated(hessian, project) if found else product, begin, **options)
         found.append(_checked(hessian, pair, tol) if found else pair)
     if _warn_of_asymmetry(found[0]):
         found = [p._replace(residual=max(p.residual, p.asymmetry), converged=False) for p in found]
