@@ -95,7 +95,8 @@ class Converted:
 
     def apply(self) -> None:
         for original in self._originals:
-            self._lent[id(original)].data.copy_(original)  # the last forward pass may have written to it
+            # The last forward pass may have written to it.
+            self._lent[id(original)].data.copy_(converted(original.detach(), self._dtype))
         for module in self._model.modules():
             for place in (module._parameters, vars(module)):
                 for name, value in list(place.items()):

@@ -106,6 +106,11 @@ def test_mps_has_no_float64(device):
             refused(*([device] if refused.__name__ == "to" else []))
     with pytest.raises(TypeError, match="float64"):
         x.sum(dtype=torch.float64)
+    with pytest.raises(TypeError, match="float64"):  # the device converts before it copies
+        x.to("cpu", torch.float64)
+    with pytest.raises(TypeError, match="float64"):
+        torch.zeros(3, dtype=torch.float64).copy_(x)
+    assert x.cpu().to(torch.float64).tolist() == [1.0, 1.0, 1.0]
 
 
 @on_device("cuda")

@@ -36,7 +36,7 @@ In the body::
 
 What it imitates:
 
-- mixed devices are refused, as by CUDA; MPS also refuses float64, with its TypeError;
+- mixed devices are refused, as by CUDA; MPS also refuses float64, with its TypeError, and a copy to float64 on the CPU;
 - CUDA's label or index out of bounds ends the context: every later call fails (until the next test);
 - random numbers come from generators of the device; ``torch.Generator("standin")`` makes one;
 - autograd's nodes. cuDNN: BatchNorm, LSTM, GRU and RNN; with cuDNN off the fused cells. MPS: Linear, MaxPool2d, LSTM.

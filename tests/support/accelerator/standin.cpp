@@ -211,6 +211,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
   check_alive();
   if (to.is_cpu()) count("copy to host");
   if (from.is_cpu()) count("copy to device");
+  if (to.is_cpu() && from.scalar_type() != to.scalar_type()) check_dtype(to.scalar_type());  // the device converts
   c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset);
   host(to).copy_(host(from));
   return to;
