@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
@@ -75,8 +76,15 @@ class ReportingCallback(HostCallback):
             # Two callbacks log `seconds` under one name: their total cost is the sum.
             reduce = "sum" if name.endswith("/seconds") else "mean"
             logger = False if by_step else None  # Lightning warns of True in a run without loggers
+            # Lightning would put a number on the device, which may be full, and wait for it when it is read.
             pl_module.log(
-                name, value, on_step=by_step, on_epoch=not by_step, logger=logger, batch_size=1, reduce_fx=reduce
+                name,
+                torch.tensor(value, device="cpu"),
+                on_step=by_step,
+                on_epoch=not by_step,
+                logger=logger,
+                batch_size=1,
+                reduce_fx=reduce,
             )
         if by_step:  # to the loggers at once: Lightning logs only every `log_every_n_steps`-th step
             values: dict[str, Any] = dict(named)
