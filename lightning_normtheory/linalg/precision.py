@@ -12,6 +12,8 @@ __all__ = ["converted", "device_for_float64", "norm_in_float64", "to_float64"]
 def _has_float64(device_type: str) -> bool:
     try:
         torch.zeros(1, dtype=torch.float64, device=device_type) + 1  # some of Intel's GPUs can store it, and no more
+    except torch.cuda.OutOfMemoryError:  # of any device; it says nothing about float64
+        raise
     except (TypeError, RuntimeError):  # Apple's GPUs raise the first
         return False
     return True

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_normtheory import empirical_ntk, min_weight_norm, rsc_ratio
 from lightning_normtheory.architecture.operations import Opaque, walk
-from lightning_normtheory.linalg import inner_products
+from lightning_normtheory.linalg import inner_products, precision
 from lightning_normtheory.linalg.precision import device_for_float64, norm_in_float64, to_float64
 from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.measuring.preserve import preserve_state
@@ -49,6 +49,14 @@ def test_float64_is_on_the_device_or_on_the_cpu(device):
     assert to_float64(x.to(device)).device == place
     assert torch.equal(to_float64(x.to(device)).cpu(), x.double())
     torch.testing.assert_close(norm_in_float64(x.to(device), 1).cpu(), x.double().norm(dim=1), rtol=1e-15, atol=0)
+
+
+@on_device("cuda")
+def test_a_full_device_is_not_taken_for_one_without_float64(device):
+    precision._has_float64.cache_clear()
+    with standin.memory_limit(1), pytest.raises(torch.cuda.OutOfMemoryError):
+        device_for_float64(device)
+    assert device_for_float64(device) == device
 
 
 @on_device("cuda", "mps")
