@@ -19,10 +19,7 @@ def environment(device: torch.device) -> dict[str, str]:
     module = torch.get_device_module(device)
     cudnn = torch.backends.cudnn
     found = {
-        "versions": ", ".join(
-            f"{name} {importlib.metadata.version(name)}"
-            for name in ("torch", "pytorch-lightning", "lightning-normtheory")
-        ),
+        "versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),
         "system": f"Python {platform.python_version()}, {platform.platform()}",
         "device": f"{device}: {_device_name(module, device)}",
         "libraries": f"CUDA {torch.version.cuda}, HIP {torch.version.hip}, cuDNN {cudnn.version()}",

@@ -250,7 +250,8 @@ def _little_memory(
 def _limit_of(device: torch.device) -> Limited | None:
     """Limit the memory by the fraction that torch lets a process use."""
     module = torch.get_device_module(device)
-    if not hasattr(module, "set_per_process_memory_fraction"):
+    known = hasattr(module, "mem_get_info") or hasattr(module, "recommended_max_memory")
+    if not known or not hasattr(module, "set_per_process_memory_fraction"):
         return None
 
     @contextmanager
