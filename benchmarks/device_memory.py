@@ -146,7 +146,3 @@ def table(only: list[str]) -> str:
             cells.append("all" if not missing else "without " + ", ".join(missing))
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
-
-
-if __name__ == "__main__":
-    print(table(sys.argv[1:]))

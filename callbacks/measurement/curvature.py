@@ -12,11 +12,11 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.kernels import Predictor
-from lightning_normtheory.callbacks.measurement.smaller_batches import cut_batches, retry_smaller
+from lightning_normtheory.callbacks.measurement.smaller_batches import all_agree, cut_batches, retry_smaller
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.hessian.operator import GraphSize, LossHessian, Memory
 from lightning_normtheory.hessian.predictor import predictor_hessian
-from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.memory import free_bytes, is_out_of_memory
 
 __all__ = ["Curvature", "HessianAnswer", "HessianRequest"]
 
@@ -30,6 +30,8 @@ _GRAPH, _STATE, _SHARE, _BETWEEN, _SMALL = 2.5, 4, 1.5, 5, 2**26
 _FEW_VECTORS = 4
 # A graph takes at most so many times the parameters for weights and their gradients.
 _WEIGHTS = 3
+# Vectors of the size of the parameters that a method and its products take beside the graphs, by measurement.
+_VECTORS = 12
 
 
 class HessianRequest(NamedTuple):
@@ -115,8 +117,9 @@ class Curvature:
         return graph is None or not 0 < graph.total <= _WEIGHTS * theta
 
     def _fits(self) -> bool:
-        """Whether the graphs of all batches fit into the memory that a training step suggests. If not even that of one
-        batch does, cut the batches. All depends on the sizes of tensors only, so that equal runs do the same."""
+        """Whether the graphs of all batches fit into the memory that a training step suggests, and into what a device
+        has free. If not even that of one batch does into the first, cut the batches: this changes the rounding, so it
+        depends on the sizes of tensors only."""
         function = self._function
         graph = function.findings.graph_size
         if graph is None:
@@ -132,7 +135,9 @@ class Curvature:
         if one > limit and cut_batches(function, math.ceil(one / limit)):
             return False
         batches = max(math.ceil(len(function.all_batches) / function.processes.count), 1)
-        return batches == 1 or one + (batches - 1) * graph.total <= limit
+        kept = one + (batches - 1) * graph.total
+        free = free_bytes(function.model.device)
+        return (batches == 1 or kept <= limit) and all_agree(function, kept + _VECTORS * theta <= free)
 
     def _graph_size(self) -> GraphSize:
         function = self._function

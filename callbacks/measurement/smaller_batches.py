@@ -12,7 +12,7 @@ from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.model.layers import with_batch_statistics
 
-__all__ = ["cut_batches", "retry_smaller"]
+__all__ = ["all_agree", "cut_batches", "retry_smaller"]
 
 T = TypeVar("T")
 # Relative difference between the loss of a batch and that of its halves that rounding explains: float32 errs by 1e-6.
@@ -41,12 +41,12 @@ def cut_batches(function: MeasuredFunction, parts: int) -> bool:
         if len(halves) == len(smaller):
             break
         smaller = halves
-    if not _all_agree(function, len(smaller) > before):
+    if not all_agree(function, len(smaller) > before):
         return False
     smaller = _pad_ranks(function, smaller)
     with function.measuring(), function.without_graph():
         same = _is_mean_over_samples(function, function.batches, smaller)
-    if not _all_agree(function, same):
+    if not all_agree(function, same):
         return False
     function.batches = smaller
     return True
@@ -58,7 +58,7 @@ def _halve_batches(function: MeasuredFunction) -> bool:
     larger = function.batches
     while True:
         smaller = [half for batch in larger for half in batch.halves()]
-        if not _all_agree(function, len(smaller) > len(larger)):
+        if not all_agree(function, len(smaller) > len(larger)):
             return False
         smaller = _pad_ranks(function, smaller)
         try:
@@ -69,7 +69,7 @@ def _halve_batches(function: MeasuredFunction) -> bool:
                 raise
             larger = smaller
             continue
-        if not _all_agree(function, same):
+        if not all_agree(function, same):
             return False
         function.batches = smaller
         return True
@@ -98,5 +98,6 @@ def _sum_of_losses(function: MeasuredFunction, batches: Sequence[ProbeBatch]) ->
     return sum(batch.samples * loss for batch, loss in losses if batch.counts)
 
 
-def _all_agree(function: MeasuredFunction, here: bool) -> bool:
+def all_agree(function: MeasuredFunction, here: bool) -> bool:
+    """Return whether something is so in all processes."""
     return float(function.processes.sum(torch.tensor([float(not here)], device="cpu"))) == 0

@@ -17,7 +17,6 @@ from lightning_normtheory.autodiff.second_derivatives import (
     twice_differentiable,
 )
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
-from lightning_normtheory.linalg.eigensolvers import NOT_FINITE
 from lightning_normtheory.measuring.memory import is_out_of_memory, saved_bytes
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
@@ -180,7 +179,7 @@ class LossHessian:
         product = self.unchecked(vector)
         # Test the sum first, which is quicker. It may also overflow where every entry is finite.
         if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
-            raise FloatingPointError(NOT_FINITE)
+            raise FloatingPointError("Expected a finite Hessian-vector product, but it has NaN or infinite entries.")
         return product
 
     def unchecked(self, vector: Tensor) -> Tensor:

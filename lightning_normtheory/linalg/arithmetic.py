@@ -51,7 +51,7 @@ def _flags() -> tuple[Any, ...]:
 def _operand_eps(device: torch.device, flags: tuple[Any, ...]) -> float:
     del flags  # the arithmetic depends on them
     with torch.inference_mode(False), without_autocast(device):
-        kept = [_kept_in_matrices(device), _kept_in_convolutions(device)]
+        kept = [_kept_in_matrices(device), *(_kept_in_convolutions(device, size) for size in (1, 3))]
     return 2.0 ** (1 - min(kept)) if min(kept) < _BITS else 0.0
 
 
@@ -71,10 +71,11 @@ def _kept_in_matrices(device: torch.device) -> int:
     return _kept(x @ torch.eye(_SIZE, dtype=x.dtype, device=device), x)
 
 
-def _kept_in_convolutions(device: torch.device) -> int:
+def _kept_in_convolutions(device: torch.device, size: int) -> int:
     x = _near_one(_CHANNELS, device).view(1, -1, 1, 1).expand(8, _CHANNELS, 16, 16).contiguous()
-    weight = torch.eye(_CHANNELS, dtype=x.dtype, device=device).view(_CHANNELS, _CHANNELS, 1, 1)
-    return _kept(torch.conv2d(x, weight).transpose(0, 1), x.transpose(0, 1))
+    weight = x.new_zeros(_CHANNELS, _CHANNELS, size, size)
+    weight[:, :, size // 2, size // 2].fill_diagonal_(1.0)
+    return _kept(torch.conv2d(x, weight, padding=size // 2).transpose(0, 1), x.transpose(0, 1))
 
 
 def without_autocast(device: torch.device | str) -> AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.linalg.inner_products import dot
 from lightning_normtheory.measuring.progress import tick
 
-__all__ = ["NOT_FINITE", "Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
+__all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
 
 Product = Callable[[Tensor], Tensor]
 Start = Tensor | Callable[[], Tensor]
@@ -22,7 +22,6 @@ Which = Literal["algebraic", "magnitude", "smallest"]
 _AT_LEAST = 4
 _AT_LEAST_LANCZOS = 3
 _BASIS = 24
-NOT_FINITE = "Expected a finite Hessian-vector product, but it has NaN or infinite entries."
 # The columns of a basis that are rotated at once.
 _COLUMNS = 2**18
 
@@ -248,7 +247,7 @@ class _Krylov:
         # All numbers in one copy: the host waits for the device once for each product.
         diagonal, wrong, beta = torch.stack([diagonal, wrong, self._norms]).cpu().double()
         if not bool(torch.isfinite(diagonal + beta).all()):
-            raise FloatingPointError(NOT_FINITE)
+            raise FloatingPointError("Expected a finite product with a vector, but it, or its norm, is not finite.")
         self._T[:, self._j, self._j] = diagonal
         self.asymmetry, self.scale = torch.maximum(self.asymmetry, wrong), torch.maximum(self.scale, beta)
         return w, beta

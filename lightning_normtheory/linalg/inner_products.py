@@ -10,7 +10,7 @@ from lightning_normtheory.linalg.precision import device_for_float64, to_float64
 __all__ = ["dot", "exact_dot"]
 
 # Entries at once: on the CPU those that fit into its cache, on other devices those that need little memory.
-_CACHED, _PIECE = 2**18, 2**24
+_CACHED, _PIECE = 2**18, 2**22
 # Entries of a sum without float64 that the CPU adds up in the end.
 _FEW = 2**14
 
@@ -20,7 +20,7 @@ def dot(x: Tensor, y: Tensor) -> float:
 
     A BLAS dot of millions of float32 entries has an error of 1e-5. Pieces that fit into the cache take a third of the
     time that the whole vector takes. On a device without float64 the sum begins there, in pairs: its error is at most
-    ε Σ|x_i y_i| for each of the ten halvings of a piece, ε = 6e-8, and the CPU adds up the rest.
+    ε Σ|x_i y_i| for each of the eight halvings of a piece, ε = 6e-8, and the CPU adds up the rest.
 
     Example:
         >>> dot(torch.ones(3), torch.arange(3.0))

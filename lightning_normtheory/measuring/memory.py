@@ -1,12 +1,14 @@
-"""Recognize out-of-memory errors of all devices; count the memory of a graph."""
+"""Recognize out-of-memory errors of all devices; ask for free memory; count that of a graph."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["is_out_of_memory", "saved_bytes"]
+__all__ = ["free_bytes", "is_out_of_memory", "saved_bytes"]
 
 # Messages of plain RuntimeErrors, in lower case, raised by devices other than CUDA and by libraries below torch.
 _WORDS = (
@@ -33,6 +35,24 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     message = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in message for words in _WORDS)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Return the memory that a device has left for tensors; infinity if it does not say.
+
+    What torch has reserved and not given away counts as free.
+
+    Example:
+        >>> free_bytes(torch.device("cpu"))
+        inf
+    """
+    try:
+        module: Any = torch.get_device_module(device)
+        if hasattr(module, "mem_get_info"):
+            return module.mem_get_info(device)[0] + module.memory_reserved(device) - module.memory_allocated(device)
+        return module.recommended_max_memory() - module.current_allocated_memory()  # of Apple's GPUs
+    except (AttributeError, RuntimeError):
+        return math.inf
 
 
 @contextmanager

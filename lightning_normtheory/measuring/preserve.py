@@ -109,11 +109,11 @@ def _buffers(model: nn.Module) -> _Buffers:
 
 
 def _buffers_of_first_process(own: _Buffers, processes: Processes) -> _Buffers:
-    """Replace the buffers of this process by those of the first, unless shapes or dtypes differ in some process."""
+    """Replace the buffers of this process by those of the first, unless shapes, dtypes or devices differ somewhere."""
     if processes.count == 1:
         return own
     unique = {id(buffer): buffer for _, _, buffer in own if buffer.layout == torch.strided and not buffer.is_meta}
-    form = zlib.crc32(repr([(tuple(buffer.shape), buffer.dtype) for buffer in unique.values()]).encode())
+    form = zlib.crc32(repr([(buffer.shape, buffer.dtype, buffer.device.type) for buffer in unique.values()]).encode())
     first = processes.sum(torch.tensor([form if processes.rank == 0 else 0], device="cpu"))
     if float(processes.sum((first != form).float())) > 0:
         return own

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_normtheory.linalg.precision import device_for_float64
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import fields_of, has_samples, trainable_parameters
 from lightning_normtheory.model.layers import weight_norm_parameters
@@ -101,6 +102,7 @@ def _leaves(x: Any, n: int) -> Iterator[Any]:
 def _hash_rows(x: Tensor) -> Tensor:
     """A hash of each row, from its bits by integer arithmetic, which has no rounding: equal rows have equal hashes."""
     x = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
+    x = x.to(device_for_float64(x.device))  # Apple's GPUs have added int64 in 32 bits
     bits = x.reshape(len(x), -1).contiguous().view(_INTEGERS[x.element_size()]).to(torch.int64)
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu")

@@ -123,8 +123,8 @@ class TangentKernel:
         """Error bound of λ_min: (ε of the products + n ε of float64, for sums and decomposition) times λ_max.
 
         If the device rounds the operands of products to ε' (TF32), the kernel is that of a Jacobian J with such errors.
-        λ_min = σ² then errs by 2σ‖ΔJ‖ + ‖ΔJ‖², by Weyl's inequality: plus ε'√(λ_min λ_max)/2 + ε'² λ_max, since the
-        errors of the first term, an inner product, are of either sign."""
+        λ_min = σ² then errs by at most 2σ‖ΔJ‖ + ‖ΔJ‖², by Weyl's inequality: plus ε'√(λ_min λ_max)/2 + ε'² λ_max. The
+        first of these is an estimate, a quarter of the bound: it is an inner product with errors of either sign."""
         return self._floor(self.lambda_min, self.lambda_max, self.subtracted)
 
     def _floor(self, low: float, high: float, subtracted: bool) -> float:

@@ -28,6 +28,8 @@ from support.lit import CLASSES, Classifier, loader, rows, tensors, trainer
 
 SLOW = ((), pytest.mark.slow)
 MPS = pytest.param("mps", marks=pytest.mark.slow)
+# Some 160 roundings in float32: two passes through two layers, with sums of up to 48 terms.
+CLOSE = 160 * 2.0**-24
 
 
 class State(pl.Callback):
@@ -109,7 +111,7 @@ def mixed_precision(folder, plugin):
     gradients = torch.autograd.grad(loss, list(module.parameters()))
     ratio = sum(float(each.square().sum()) for each in gradients) / float(loss)
     assert found[1]["normtheory/loss"] == pytest.approx(float(loss), rel=1e-6)
-    assert found[1]["normtheory/rsc_ratio"] == pytest.approx(ratio, rel=1e-5)
+    assert found[1]["normtheory/rsc_ratio"] == pytest.approx(ratio, rel=CLOSE)
 
 
 class Stream(IterableDataset):
@@ -267,5 +269,5 @@ def test_a_model_on_two_devices_is_measured_but_for_its_kernel(device, tmp_path)
         reasons = next(folder.rglob("normtheory.jsonl")).read_text()
     for name in ("loss", "rsc_ratio", "mean_predictor_grad_norm_sq", "hessian_lambda_max", "min_weight_norm"):
         one, two = (found[cls][f"normtheory/{name}"] for cls in (Classifier, Divided))
-        assert two == pytest.approx(one, rel=1e-5), name
+        assert two == pytest.approx(one, rel=CLOSE), name
     assert "Expected all trained parameters on one device, but they are on standin:0 and cpu" in reasons

@@ -11,6 +11,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_normtheory import hessian_top_eigenvalue, rsc_ratio
 from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, RSCRatio
+from lightning_normtheory.callbacks.measurement.curvature import Curvature
 from lightning_normtheory.hessian import hessian_trace
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.snapshot import Snapshot
@@ -150,6 +151,25 @@ def test_a_fit_goes_on_when_a_measurement_runs_out_of_memory(device, further, tm
     bare, _ = fit([], tmp_path / "bare")
     weights, _ = fit([Scarce(further), NormTheory(probe=16, ntk_samples=8), Scarce(None)], tmp_path / "measured")
     assert all(map(torch.equal, bare, weights))
+
+
+@on_device("cuda", "mps")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("further", "first"), [(None, "high"), (5000, "low")])
+def test_graphs_are_kept_only_if_there_is_room_for_them(device, further, first, tmp_path):
+    """Without an attempt that runs out of memory."""
+    attempts, original = [], Curvature._on_operator
+
+    def attempt(self, requests, memory, vectors):
+        attempts.append(memory)
+        return original(self, requests, memory, vectors)
+
+    Curvature._on_operator = attempt
+    try:
+        fit([Scarce(further), HessianTopEigenvalue(probe=16, method="lanczos"), Scarce(None)], tmp_path)
+    finally:
+        Curvature._on_operator = original
+    assert attempts[0] == first
 
 
 @on_device("cuda")
