@@ -45,7 +45,9 @@ def rounded_to(bits, x):
 def test_the_bits_that_are_kept_are_found(monkeypatch, forget, format, bits, operation):
     owner = torch.Tensor if operation == "__matmul__" else torch
     exact = getattr(owner, operation)
-    monkeypatch.setattr(owner, operation, lambda x, y: exact(rounded_to(bits, x), rounded_to(bits, y)))
+    monkeypatch.setattr(
+        owner, operation, lambda x, y, **options: exact(rounded_to(bits, x), rounded_to(bits, y), **options)
+    )
     assert operand_eps("cpu", torch.float32) == 2.0 ** (1 - bits)
     assert operand_eps("cpu", torch.float64) == 0.0
 
