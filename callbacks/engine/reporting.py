@@ -23,6 +23,10 @@ from lightning_normtheory.record.wording import first_lines
 __all__ = ["ReportingCallback"]
 
 
+# What CUDA and ROCm say from then on.
+_LOST_DEVICE = "device-side assert"
+
+
 class ReportingCallback(HostCallback):
     """A callback that reports metrics and failures.
 
@@ -118,6 +122,11 @@ class ReportingCallback(HostCallback):
         name, reason = diagnostic.key, first_lines(f"{type(error).__name__}: {error}")
         self._explain(diagnostic, (), {name: reason})
         message = f"{self.prefix}/{name} failed and is logged as NaN: {reason}"
+        if _LOST_DEVICE in reason:
+            message += (
+                ". The device cannot be used any more, and training will fail: while measuring, an index or a label of"
+                " a probe or validation sample was out of bounds. Run on the CPU to see which one"
+            )
         if isinstance(error, FailedElsewhereError):
             self._warn_once(name, message)
             return

@@ -21,6 +21,7 @@ from lightning_normtheory.architecture.operations import (
     walk,
 )
 from lightning_normtheory.linalg.arithmetic import operand_eps
+from lightning_normtheory.measuring.memory import is_out_of_memory
 
 __all__ = ["record_forward"]
 
@@ -92,8 +93,10 @@ def _replays(model: nn.Module, call: Callable[[Tensor], Tensor], last: Operation
         again = _record(model, call, x)
         with torch.no_grad():
             values = evaluate(last, x)
-    except Exception:  # noqa: BLE001  # the model rejects these samples
-        return False
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return False  # the model rejects these samples
     if again.last is None or len(again.trail) != steps:
         return False
     pairs = zip(walk(last), walk(again.last))

@@ -292,7 +292,8 @@ class LossHessian:
             return Refusal(0)
 
     def _weighted_product(self, vector: Tensor) -> Tensor:
-        tangents = self.space.views(vector)
+        # The parts of a model may be on several devices.
+        tangents = {p: part.to(p.device) for p, part in self.space.views(vector).items()}
         for each in self._weights.maps.values():
             # A frozen length or direction does not move.
             tangents.update({p: torch.zeros_like(p) for p in (each.g, each.v) if p not in tangents})

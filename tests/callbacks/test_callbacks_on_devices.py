@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory.callbacks import NormTheory
+from lightning_normtheory.callbacks import NormTheory, RademacherBound
 from lightning_normtheory.recipes.datasets import FashionMNISTSlice
 from lightning_normtheory.recipes.models import WeightNormMLP
 
@@ -95,3 +95,19 @@ def test_labels_that_are_no_classes_do_not_end_the_training(device, label):
     assert torch.isfinite(metrics["normtheory/rsc_ratio"])
     assert torch.isfinite(metrics["normtheory/rademacher_bound"])
     assert "normtheory/generalization_bound" not in metrics
+
+
+class Unvalidated(lit.Classifier):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+@on_device("cuda")
+def test_a_device_that_a_measurement_has_lost_is_said(device, tmp_path):
+    """A label of a validation sample that is no class."""
+    x, y = lit.tensors(16)
+    validation = DataLoader(TensorDataset(x, y + lit.CLASSES), 8)
+    run = lit.trainer([RademacherBound(probe=16)], max_epochs=1, default_root_dir=tmp_path, **trainer.arguments())
+    with pytest.warns(UserWarning, match="The device cannot be used any more, and training will fail"):  # noqa: SIM117
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            run.fit(Unvalidated("wn"), lit.loader(16), validation)

@@ -1,8 +1,8 @@
 """A stand-in for a GPU, so that device code is tested where there is none: the device "standin".
 
-It is torch's PrivateUse1 on host memory, built from ``standin.cpp`` when the first test asks for it (10 seconds; later
-runs find it in the temporary folder). A process has one kind of device, ``"cuda"`` or ``"mps"``, for all its life. So a
-device test runs in a process of its kind, which is started once and kept::
+It is torch's PrivateUse1 on host memory, for Linux, built from ``standin.cpp`` when the first test asks for it (10
+seconds; later runs find it in the temporary folder). A process has one kind of device, ``"cuda"`` or ``"mps"``, for all
+its life. So a device test runs in a process of its kind, which is started once and kept::
 
     from support.accelerator import on_device
 
@@ -18,7 +18,7 @@ device test runs in a process of its kind, which is started once and kept::
 The body runs there from begin to end, in the same working directory. Parameters and fixtures are sent: they must be
 picklable, so ``monkeypatch`` and the like are not for it. A failed assertion comes back with its traceback. Each call
 starts with the generators seeded, no memory limit, TF32 off, cuDNN on. ``run(kind, function, *arguments)`` calls a
-function of a module there and returns what it returns.
+function of a module there, with ``device`` as a keyword, and returns what it returns.
 
 In the body::
 
@@ -33,6 +33,9 @@ In the body::
     with standin.synchronizations(inside="hessian/") as seen: ...   # and seen.places, lines of files with this path
     with standin.tf32(): ...                 # products round their operands to 10 bits; torch's flags say so
     Trainer(**trainer.arguments())           # one device, for pytorch_lightning
+
+Lightning makes mixed precision for CUDA, whatever the device: pass ``plugins=MixedPrecision("bf16-mixed",
+device=device.type)`` instead of ``precision=``, which does nothing here.
 
 What it imitates:
 

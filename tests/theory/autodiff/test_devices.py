@@ -178,3 +178,25 @@ def test_the_kernel_knows_miopens_batch_norm_and_the_fused_rms_norm(device):
         found, own_passes = kernel(model, x)
         close(found, expected)
         assert own_passes == passes
+
+
+class Divided(nn.Sequential):
+    """Each layer gets its input on its own device."""
+
+    def forward(self, x):
+        for layer in self:
+            x = layer(x.to(layer.bias.device))
+        return x.cpu()
+
+
+@on_device("cuda", "mps")
+def test_products_of_a_model_on_two_devices(device):
+    model = Divided(weight_norm(nn.Linear(4, 5)), nn.Linear(5, 3), weight_norm(nn.Linear(3, 2)))
+    batches = [(torch.randn(n, 4), torch.randn(n, 2)) for n in (6, 3)]
+    vector = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    expected = hessian_vector_product(model, nn.functional.mse_loss, batches, vector)
+    model[0].to(device)
+    found = hessian_vector_product(model, nn.functional.mse_loss, batches, vector)
+    close(
+        torch.cat([found[name].cpu().flatten() for name in vector]), torch.cat([*map(torch.flatten, expected.values())])
+    )
