@@ -31,6 +31,12 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300, help="of first_step, in G: longer runs are stopped")
     parser.add_argument("--device", help="of the report; default: the accelerator of this machine")
     arguments = parser.parse_args()
+    if "device" in arguments.what:
+        try:
+            chosen_device = device.choose(arguments.device)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            sys.exit(2)
     console = Console(width=130)
     chosen = arguments.case or [name for name in cases if name != "tiny"]
     if "hessian" in arguments.what:
@@ -63,7 +69,7 @@ def main() -> None:
     if "trainings" in arguments.what:
         print(trainings.table(arguments.only))
     if "device" in arguments.what:
-        sys.exit(device.main(arguments.device))
+        sys.exit(int(device.report(chosen_device) > 0))
 
 
 if __name__ == "__main__":

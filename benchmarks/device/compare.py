@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "not_finite"]
 
 # What only says how a value was found: seconds, products, and the errors that are stated with a value.
 _ABOUT_VALUES = re.compile(r"(_residual|_error|_floor|_hvps|seconds|_converged|gamma_gap)(__.*)?$")
@@ -53,6 +53,12 @@ def compare(cpu: Mapping[str, float], device: Mapping[str, float], eps: float, r
             if units > 1:
                 different.append(f"{name}: {a:.6g} on the CPU, {b:.6g} on the device, {units:.1f} tolerances apart")
     return Comparison(len(names), missing, largest, different)
+
+
+def not_finite(row: Mapping[str, float], reference: Mapping[str, float]) -> list[str]:
+    """Return the metrics that are finite in the reference only."""
+    finite = (name for name, value in reference.items() if math.isfinite(value))
+    return [name for name in finite if not math.isfinite(row.get(name, math.nan))]
 
 
 def _stated(name: str, row: Mapping[str, float], value: float) -> float:

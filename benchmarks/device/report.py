@@ -12,31 +12,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.device.compare import compare
+from benchmarks.device.compare import compare, not_finite
 from benchmarks.device.environment import environment
 from benchmarks.device.trainings import BATCH, CLASSES, SAMPLES, TRAININGS, Fitted, Where, callbacks, fit, on
 from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.ntk.empirical import empirical_ntk
 
-__all__ = ["main", "report"]
+__all__ = ["report"]
 
+CPU = torch.device("cpu")
 Limited = Callable[[int], AbstractContextManager[None]]
 Show = Callable[[str], None]
-
-
-def main(name: str | None) -> int:
-    """Show the report for a device, or for the accelerator of this machine; return the exit code."""
-    device = _accelerator() if name is None else torch.device(name)
-    if device is None:
-        print("torch finds no accelerator on this machine. --device cpu compares the CPU with itself.")
-        return 1
-    return int(report(device) > 0)
-
-
-def _accelerator() -> torch.device | None:
-    if hasattr(torch, "accelerator"):  # from torch 2.6 on
-        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return next((torch.device(kind) for kind in ("cuda", "mps") if torch.get_device_module(kind).is_available()), None)
 
 
 def report(
@@ -59,7 +45,7 @@ def report(
         limits: in units of the model's size.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS is not deterministic
-    where = where or on(device.type)
+    where = where or on(device)
     begin = time.perf_counter()
     show(f"### lightning-normtheory on {device}\n")
     for name, value in environment(device).items():
@@ -91,13 +77,15 @@ def _values(device: torch.device, names: Sequence[str], width: int, where: Where
     show("|---|---|---|---|---|")
     eps, found = operand_eps(device, torch.float32), []
     for name in names:
-        both = [fit(name, width, each, callbacks()) for each in (on("cpu"), where)]
+        both = [fit(name, width, each, callbacks()) for each in (on(CPU), where)]
         result = compare(both[0].metrics, both[1].metrics, eps, random="noise" in name)
         largest, metric = result.largest
         counts = f"{result.compared} | {len(result.missing)} | {len(result.different)}"
-        show(f"| {name} | {counts} | {largest:.2g} ({metric}) |")
+        show(f"| {name} | {counts} | {f'{largest:.2g} ({metric})' if largest else '0'} |")
         found += [f"{name}: {line}" for line in (*result.missing, *result.different)]
         found += [f"{name} says: {line}" for line in dict.fromkeys(both[1].said) if result.missing and "NaN" in line]
+    if any("noise" in name for name in names):
+        show("\nThe noise differs on a device: with it, only whether metrics are finite is compared.")
     for line in found:
         show(f"\n- {line}" if line is found[0] else f"- {line}")
     return sum(" says: " not in line for line in found)
@@ -129,6 +117,19 @@ def _same_twice(name: str, width: int, where: Where) -> tuple[bool, bool]:
 
 
 def _kernel_passes(device: torch.device, width: int, show: Show) -> int:
+    (passes, found), (on_cpu, _) = (_kernel(each, width) for each in (device, CPU))
+    alone = ", ".join(found.one_by_one) or "none"
+    show(
+        f"\nKernel of the BatchNorm conv net, {BATCH} samples, {CLASSES} outputs, in {str(found.dtype).split('.')[1]}:"
+    )
+    show(
+        f"{passes} calls of autograd on the device, {on_cpu} on the CPU; gradients computed sample by sample: {alone}."
+    )
+    return 0
+
+
+def _kernel(device: torch.device, width: int) -> tuple[int, Any]:
+    """Return the number of calls of autograd too."""
     make, inputs = TRAININGS["BatchNorm conv net"]
     torch.manual_seed(0)
     net, x = make(width).net.eval().to(device), inputs()[:BATCH].to(device)
@@ -145,15 +146,16 @@ def _kernel_passes(device: torch.device, width: int, show: Show) -> int:
         found = empirical_ntk(net, x)
     finally:
         torch.autograd.grad = differentiate
-    alone = ", ".join(found.one_by_one) or "none"
-    show(f"\nKernel of the BatchNorm conv net, {BATCH} samples, {CLASSES} outputs: {passes} calls of autograd,")
-    show(f"in {str(found.dtype).removeprefix('torch.')}; gradients computed sample by sample: {alone}.")
-    return 0
+    return passes, found
 
 
 def _costs(device: torch.device, names: Sequence[str], width: int, where: Where, show: Show) -> int:
     show("\n#### Cost\n")
-    show("Peaks are in units of the model's size. G is one gradient on the probe. Waits are those of the host.\n")
+    show("Peaks are in units of the model's size. G is one gradient on the probe. Waits are those of the host.")
+    show("The callbacks are NormTheory, with the trace, and HessianTopEigenvalue, by power iteration and with the")
+    show("norm of the predictor's Hessian; the measurement whose time is shown is NormTheory's.")
+    show("These networks are small: the fixed part of a measurement, up to 64 MB for graphs and 128 MB for kernels,")
+    show("outweighs them; docs/benchmarks.md has the cost on real ones.\n")
     show("| training | size | peak without | peak with | measurement | waits without | waits with |")
     show("|---|---|---|---|---|---|---|")
     for name in names:
@@ -165,7 +167,20 @@ def _costs(device: torch.device, names: Sequence[str], width: int, where: Where,
         units = found.metrics.get("normtheory/seconds", math.nan) / _gradient(name, width, device)
         bare, waits_bare, peak_ours, waits_ours = cells
         show(f"| {name} | {size / 2**20:.2g} MB | {bare} | {peak_ours} | {units:.0f} G | {waits_bare} | {waits_ours} |")
+    if unknown := _unknown(device):
+        show(f"\n?: on {device.type}, torch does not tell {' or '.join(unknown)}.")
     return 0
+
+
+def _unknown(device: torch.device) -> list[str]:
+    """What `_watched` cannot find, in words."""
+    module, unknown = torch.get_device_module(device), []
+    if not hasattr(module, "max_memory_allocated"):
+        now = hasattr(module, "current_allocated_memory")  # MPS
+        unknown.append("the peak of memory" + (" (only what is allocated at the moment)" if now else ""))
+    if not hasattr(module, "set_sync_debug_mode"):
+        unknown.append("how often the host waits")
+    return unknown
 
 
 def _size(name: str, width: int) -> int:
@@ -242,9 +257,17 @@ def _little_memory(
             continue
         same = found.same_bits(bare)
         wrong += not same
-        finite, all_of_them = (sum(map(math.isfinite, each.metrics.values())) for each in (found, free))
-        show(f"| {times} × | {'as without the callbacks' if same else 'DIFFERENT'} | {finite} of {all_of_them} |")
+        missing, total = not_finite(found.metrics, free.metrics), sum(map(math.isfinite, free.metrics.values()))
+        finite = f"{total - len(missing)} of {total}" + (f", without {_few(missing)}" if missing else "")
+        show(f"| {times} × | {'as without the callbacks' if same else 'DIFFERENT'} | {finite} |")
     return wrong
+
+
+def _few(names: Sequence[str]) -> str:
+    """Name the first metrics, without those that belong to another one, such as its residual."""
+    shown = [name for name in names if not any(name != other and name.startswith(other) for other in names)][:6]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _limit_of(device: torch.device) -> Limited | None:

@@ -99,9 +99,9 @@ def callbacks() -> list[pl.Callback]:
     return [NormTheory(probe=SAMPLES, ntk_samples=16, trace_hvps=12), predictor]
 
 
-def on(kind: str) -> Where:
-    """Make the arguments of a trainer on one device of this kind."""
-    return lambda: {"accelerator": kind, "devices": 1}
+def on(device: torch.device) -> Where:
+    """Make the arguments of a trainer on this device."""
+    return lambda: {"accelerator": device.type, "devices": [device.index] if device.index else 1}
 
 
 class Fitted(NamedTuple):
