@@ -225,7 +225,16 @@ def test_examples_in_the_readme_run(tmp_path):
     assert list(tmp_path.rglob("normtheory.jsonl"))
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+SLOW_PAGES = ("measuring", "any_training")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW_PAGES))
+        for page in sorted((ROOT / "docs").glob("*.md"))
+    ],
+)
 def test_examples_in_the_documentation_run(page, tmp_path):
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         done = subprocess.run(

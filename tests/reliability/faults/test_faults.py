@@ -46,8 +46,6 @@ QUICK = {
     "memory of python: 5 of 24 samples fit, NTKLeastEigenvalue",
     "memory of the CPU: 5 of 24 samples fit, HessianTopEigenvalue",
     "memory of python: 0 of 24 samples fit, NTKLeastEigenvalue",
-    "memory of the CPU: 12 of 24 samples fit, batch statistics",
-    "memory of the CPU: nothing fits from the start",
     "interrupt in NormTheory after 30% of a measurement, wn",
     "interrupt in NormTheory after 90% of a measurement, bn",
     "interrupt in HessianTopEigenvalue after 50% of a measurement",

@@ -73,7 +73,7 @@ def test_no_batch_norm():
 ARCHITECTURES = {"resnet18": 20, "resnet50": 53, "mobilenet_v2": 52, "efficientnet_b0": 49, "densenet121": 649}
 
 
-SLOW = ("resnet50", "efficientnet_b0", "densenet121")
+SLOW = ("resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,10 @@ def test_what_has_no_structure_is_named(name):
 @pytest.mark.parametrize("outputs", ["full", "trace", "sum"])
 @pytest.mark.parametrize(
     "name",
-    ["mlp", "conv", "wn-hook-dim-0", "wn-grouped-conv-dim-1", "bn", "lstm", "tied-language-model", "prelu", "wn-bias"],
+    [
+        *("mlp", "conv", "wn-hook-dim-0", "wn-grouped-conv-dim-1", "bn", "lstm", "prelu", "wn-bias"),
+        pytest.param("tied-language-model", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("numbers", [1, 150, 600])
 def test_the_portions_in_which_it_is_computed_do_not_matter(name, outputs, numbers, monkeypatch):
