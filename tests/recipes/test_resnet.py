@@ -106,6 +106,7 @@ def test_decay_is_on_weight_vectors_alone(norm):
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_it_learns_and_everything_is_measured(norm, tmp_path):
     pl.seed_everything(0)

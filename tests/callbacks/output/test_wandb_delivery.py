@@ -210,6 +210,7 @@ def test_a_resumed_run_goes_on(tmp_path):
     assert server.run.summary["normtheory/rsc_ratio"]["min"] == pytest.approx(min(written), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_its_rows(tmp_path):
     with WandbServer() as server:
         done = start(tmp_path, server, SUPPORT / "wandb_fit.py", json.dumps({"epochs": 5, "kill_in": 3}))

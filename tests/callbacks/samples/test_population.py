@@ -178,6 +178,7 @@ def test_the_training_is_bitwise_the_same(case):
     assert record([GapCallback(on_error="raise")]) == record([])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_overfitting_measures_the_loss_of_the_batches_that_are_overfit():
     """Used to measure the rest of the set, too: loss 3.137 where the training's was 0.009, and a gap of 0.0098 where

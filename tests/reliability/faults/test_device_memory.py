@@ -2,6 +2,7 @@
 
 import gc
 import math
+import time
 
 import pytest
 import pytorch_lightning as pl
@@ -53,6 +54,15 @@ def test_the_largest_eigenvalue_takes_twelve_times_the_model_beyond_a_training_s
     assert standin.peak(lambda: lambda_max(model, batches[:1])) <= limit
 
 
+def comes_back_to(bytes):
+    """Whether the allocated memory does, as soon as autograd's thread has let go of the last graph."""
+    for _ in range(500):
+        if torch.ops.standin.memory()[0] <= bytes:  # less, if it held one of an earlier test
+            return True
+        time.sleep(0.01)
+    return False
+
+
 @on_device("cuda", "mps")
 def test_memory_is_given_back_without_the_garbage_collector(device):
     model, batches, _ = model_and_batches("weight norm", device)
@@ -62,11 +72,11 @@ def test_memory_is_given_back_without_the_garbage_collector(device):
     try:
         before = torch.ops.standin.memory()[0]
         rsc_ratio(model, loss, batches)
-        assert torch.ops.standin.memory()[0] == before
+        assert comes_back_to(before)
         lambda_max(model, batches)
-        assert torch.ops.standin.memory()[0] == before
+        assert comes_back_to(before)
         hessian_trace(model, loss, batches)
-        assert torch.ops.standin.memory()[0] == before
+        assert comes_back_to(before)
     finally:
         gc.enable()
 

@@ -61,6 +61,7 @@ def test_the_mean_gradient_is_a_sum_over_the_kernel(name, train):
     assert 4 / n * (K.lambda_min - K.floor) <= measured.ratio <= 4 / n * K.lambda_max * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 6), width=st.integers(1, 8))
 @settings(max_examples=60, deadline=None)
 def test_trace_and_sum_against_all_outputs(seed, n, width):
