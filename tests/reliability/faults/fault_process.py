@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 INSIDE = "inside"  # the file that tells that a measurement is under way
 DEAD = "dead"  # the file that tells that a server is no more
 SLEEP = "SLEEP_WHILE_MEASURING"
-MARGIN = 48 << 20  # bytes: less than twelve vectors of Lanczos, more than a training step takes
+MARGIN = 16 << 20  # bytes: less than four vectors of Lanczos and a product take, more than a training step
 
 
 def start(folder: Path, options: dict[str, Any], **environment: str) -> subprocess.Popen:
