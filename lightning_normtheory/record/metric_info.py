@@ -3,8 +3,9 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-__all__ = ["MetricInfo", "Role"]
+__all__ = ["ErrorKind", "MetricInfo", "Role"]
 
+ErrorKind = Literal["standard", "bound"]
 Role = Literal["measured", "upper", "lower", "limit", "floor"]
 
 
@@ -20,7 +21,11 @@ class MetricInfo:
         also_in: key of a second panel.
         callback: class that logs it; empty if every callback does.
         role: how a panel draws it: measured, an upper or lower bound of what is measured, a limit that may be crossed,
-            or the floor below which values are rounding errors.
+            or the floor below which values are rounding errors. An end of an interval in which the quantity of the
+            training set lies is an upper or lower bound, too.
+        error_of: name of the metric whose error this is, with a star if this name has one. The report draws it as a
+            band around that metric and not as a line; W&B, which cannot, draws a line in ``panel``.
+        error_kind: a standard error, drawn as ± 2 errors, or a bound on a numerical error such as a residual, ± 1.
         kind: a flag is 1 (true) or 0 (false).
         extreme: which extreme over all rows W&B keeps beside the last value; empty if none is informative.
         digits: significant digits in tables.
@@ -37,12 +42,24 @@ class MetricInfo:
     _: KW_ONLY
     callback: str = ""
     role: Role = "measured"
+    error_of: str = ""
+    error_kind: ErrorKind = "standard"
     kind: Literal["number", "flag", "count", "seconds"] = "number"
     extreme: Literal["", "min", "max"] = ""
     digits: int = 3
     column: bool = False
     row: str = ""
     tex: str = ""
+
+    @property
+    def band(self) -> float:
+        """Half the width of the band that an error is drawn as, in errors.
+
+        Example:
+            >>> MetricInfo("loss_error", "error of L", "standard error", "loss", error_of="loss").band
+            2.0
+        """
+        return 2.0 if self.error_kind == "standard" else 1.0
 
     @property
     def summary(self) -> str:

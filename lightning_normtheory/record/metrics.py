@@ -15,7 +15,7 @@ from lightning_normtheory.record.catalog import (
 )
 from lightning_normtheory.record.metric_info import MetricInfo, Role
 
-__all__ = ["METRICS", "MetricInfo", "Role", "find_metric"]
+__all__ = ["METRICS", "MetricInfo", "Role", "find_error", "find_metric"]
 
 # Tables and legends follow this order.
 _CATALOG = (common, weight_norm, rsc, certificate, hessian, ntk, batchnorm, generalization)
@@ -40,3 +40,25 @@ def find_metric(name: str) -> MetricInfo:
         if re.fullmatch(re.escape(metric.name).replace(r"\*", ".+"), name):
             return metric
     return MetricInfo(name, name, "", "")
+
+
+@cache
+def find_error(name: str) -> tuple[str, MetricInfo] | None:
+    """Return the name of the metric that is the error of another one, and its declaration.
+
+    Args:
+        name: of the other one, without prefix.
+
+    Example:
+        >>> found = find_error("layers/hessian_trace__net_0")
+        >>> found[0], found[1].band
+        ('layers/hessian_trace_error__net_0', 2.0)
+        >>> find_error("loss") is None
+        True
+    """
+    of = find_metric(name).name
+    which = name.removeprefix(of.removesuffix("*"))
+    for metric in METRICS:
+        if metric.error_of == of:
+            return metric.name.replace("*", which), metric
+    return None

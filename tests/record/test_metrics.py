@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory import callbacks
 from lightning_normtheory.callbacks import HessianTopEigenvalue, HessianTrace, NormTheory, batchnorm_theory
-from lightning_normtheory.record.metrics import METRICS, MetricInfo, find_metric
+from lightning_normtheory.record.metrics import METRICS, MetricInfo, find_error, find_metric
 from lightning_normtheory.view.panels import PANELS, SECTIONS
 
 import metrics_table
@@ -162,6 +162,32 @@ def test_the_list_is_well_formed():
         assert (metric.kind == "flag") == metric.meaning.startswith(("1 if ", "1 in ", "1 while ")), metric.name
         assert (metric.kind == "seconds") == metric.name.endswith("seconds"), metric.name
         assert find_metric(metric.name.replace("*", "net_0")) is metric
+
+
+def test_an_error_belongs_to_one_number_and_has_a_panel_of_details():
+    declared = {metric.name: metric for metric in METRICS}
+    details = {panel.key for panel in PANELS if panel.detail}
+    errors = [metric for metric in METRICS if metric.error_of]
+    assert len({metric.error_of for metric in errors}) == len(errors)
+    for metric in errors:
+        measured = declared[metric.error_of]
+        assert measured.kind == metric.kind == "number", metric.name
+        assert not measured.error_of, metric.name
+        assert "*" not in metric.name or (metric.name[-3:], metric.error_of[-3:]) == ("__*", "__*"), metric.name
+        assert metric.panel in details, metric.name  # the dashboard draws it there
+        assert metric.panel not in (measured.panel, measured.also_in), metric.name
+        name = metric.error_of.replace("*", "net_0")
+        assert find_error(name) == (metric.name.replace("*", "net_0"), metric)
+
+
+def test_the_errors_that_the_callbacks_log_are_declared_with_their_widths():
+    widths = {metric.name: (metric.error_of, metric.band) for metric in METRICS if metric.error_of}
+    assert widths["hessian_lambda_max_residual"] == ("hessian_lambda_max", 1)
+    assert widths["predictor_hessian_norm_residual"] == ("predictor_hessian_norm", 1)
+    assert widths["hessian_trace_error"] == ("hessian_trace", 2)
+    assert widths["layers/hessian_trace_error__*"] == ("layers/hessian_trace__*", 2)
+    assert widths["ntk_lambda_min_error"] == ("ntk_lambda_min", 2)
+    assert widths["ntk_lambda_max_error"] == ("ntk_lambda_max", 2)
 
 
 def test_every_metric_is_in_the_panels_it_names_and_every_line_is_a_metric():

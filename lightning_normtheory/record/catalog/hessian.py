@@ -8,7 +8,7 @@ _metric = partial(MetricInfo, callback="HessianTopEigenvalue")
 _keep_max = partial(_metric, extreme="max")
 _limit = partial(_metric, panel="sharpness", role="limit", extreme="min")
 _distance = partial(_metric, panel="edge_distance", extreme="min")
-_residual = partial(_keep_max, panel="residuals")
+_residual = partial(_keep_max, panel="residuals", error_kind="bound")
 _converged = partial(_metric, panel="converged", kind="flag", extreme="min")
 _trace = partial(MetricInfo, callback="HessianTrace", panel="trace")
 
@@ -23,7 +23,12 @@ METRICS = (
         row="λ_max of the Hessian",
         tex=r"$\lambda_{\max}(\nabla^2 L)$, limit of stability (dashed)",
     ),
-    _residual("hessian_lambda_max_residual", "residual of λ_max", "residual ‖Hv − λv‖: an eigenvalue is this close"),
+    _residual(
+        "hessian_lambda_max_residual",
+        "residual of λ_max",
+        "residual ‖Hv − λv‖: an eigenvalue is this close",
+        error_of="hessian_lambda_max",
+    ),
     _converged("hessian_lambda_max_converged", "λ_max converged", "1 if the residual of λ_max is within the tolerance"),
     _keep_max(
         "hessian_lambda_max_hvps", "products", "number of Hessian-vector products for λ_max", "hvps", kind="count"
@@ -44,14 +49,32 @@ METRICS = (
         "predictor",
         row="max ‖∇²f‖",
     ),
-    _residual("predictor_hessian_norm_residual", "residual of ‖∇²f‖", "residual of ‖∇²f‖: an eigenvalue is this close"),
+    _residual(
+        "predictor_hessian_norm_residual",
+        "residual of ‖∇²f‖",
+        "residual of ‖∇²f‖: an eigenvalue is this close",
+        error_of="predictor_hessian_norm",
+    ),
     _converged("predictor_hessian_norm_converged", "‖∇²f‖ converged", "1 if that residual is within the tolerance"),
     _trace(
         "hessian_trace", "tr(∇²L)", "trace of the loss Hessian, estimated", extreme="max", row="trace of the Hessian"
     ),
-    _trace("hessian_trace_error", "error of tr(∇²L)", "standard error of tr(∇²L)", panel="trace_error", extreme="max"),
+    _trace(
+        "hessian_trace_error",
+        "error of tr(∇²L)",
+        "standard error of tr(∇²L)",
+        panel="trace_error",
+        error_of="hessian_trace",
+        extreme="max",
+    ),
     _trace("hessian_trace_hvps", "products, trace", "number of products for the trace", panel="hvps", kind="count"),
     _trace("hessian_trace_seconds", "trace", "seconds spent on the trace", panel="cost", kind="seconds", extreme="max"),
     _trace("layers/hessian_trace__*", "tr", "trace of the layer's block of the Hessian", panel="layer_traces"),
-    _trace("layers/hessian_trace_error__*", "error", "standard error of that trace", panel="layer_trace_errors"),
+    _trace(
+        "layers/hessian_trace_error__*",
+        "error",
+        "standard error of that trace",
+        panel="layer_trace_errors",
+        error_of="layers/hessian_trace__*",
+    ),
 )

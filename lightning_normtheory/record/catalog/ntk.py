@@ -29,10 +29,18 @@ METRICS = (
     _keep_min("ntk_effective_rank", "effective rank", "effective rank (tr K)²/‖K‖_F²", "effective_rank"),
     _metric("ntk_samples", "samples", "number of samples of the kernel", "effective_rank", role="upper", kind="count"),
     _keep_max(
-        "ntk_lambda_min_error", "error of λ_min", "standard error of λ_min(K) of an estimated kernel", "kernel_error"
+        "ntk_lambda_min_error",
+        "error of λ_min",
+        "standard error of λ_min(K) of an estimated kernel",
+        "kernel_error",
+        error_of="ntk_lambda_min",
     ),
     _keep_max(
-        "ntk_lambda_max_error", "error of λ_max", "standard error of λ_max(K) of an estimated kernel", "kernel_error"
+        "ntk_lambda_max_error",
+        "error of λ_max",
+        "standard error of λ_max(K) of an estimated kernel",
+        "kernel_error",
+        error_of="ntk_lambda_max",
     ),
     _metric(
         "ntk_directions",
