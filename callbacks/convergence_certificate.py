@@ -11,13 +11,11 @@ from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.cost import FORWARD, SHARED, Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
-from lightning_normtheory.callbacks.output.messages import say
+from lightning_normtheory.callbacks.theorem_verdicts import TheoremVerdictsDiagnostic
 from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.norms.units import min_weight_norm
 from lightning_normtheory.ntk.result import TangentKernel
-from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_summary
 from lightning_normtheory.rsc import why_no_ratio
-from lightning_normtheory.theorems.applicability import check_theorems, why_not_batchnorm
 from lightning_normtheory.theorems.descent import (
     Condition,
     Descent,
@@ -52,17 +50,16 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         if type(samples) is not int or samples < 1:
             raise ValueError(f"Expected the number of samples to be a positive integer, but got {samples!r}.")
         self._samples = samples
-        self._theorems: tuple[TheoremStatus, ...] = ()
         self._dgm: DGMForm | None = None
         self._initial: list[Tensor] = []
         self._last: tuple[float, int] | None = None
         self._examined = False
 
-    # -- at fit start: check which theorems apply ----------------------------------------------------------------------
+    # -- at fit start: what later measurements compare with ------------------------------------------------------------
 
     def start_cost(self, sizes: Sizes) -> float:
         known = SHARED["problem"](sizes) + FORWARD * (1 + sizes.share(self._samples))
-        return FORWARD + (2 * known if sizes.outputs else 0.0)
+        return FORWARD + (known if sizes.outputs else 0.0)
 
     def start(self, measurement: Measurement) -> None:
         if not measurement.function.findings.outputs_problem:
@@ -70,23 +67,11 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         self._last = (measurement.loss, measurement.trainer.global_step)
 
     def _examine(self, measurement: Measurement) -> None:
-        theory = measurement.theory
-        problem, form = theory.problem, theory.dgm_form(self._samples)
+        problem, form = measurement.theory.problem, measurement.theory.dgm_form(self._samples)
         self._dgm = form if isinstance(form, DGMForm) else None
-        self._theorems = check_theorems(
-            problem,
-            dgm="" if self._dgm else str(form),
-            batchnorm=why_not_batchnorm(theory.batchnorm_form(self._samples), theory.targets(self._samples)),
-        )
         if isinstance(problem.chain, Chain) and not self._initial:
             self._initial = [link.affine.weight.detach().cpu().clone() for link in _followed(problem.chain)]
-        # If the loss is not finite, it was not recognized: look again.
         self._examined = math.isfinite(measurement.mean_loss)
-        if self._examined:
-            say(measurement.trainer, theorem_summary(self._theorems))
-
-    def notes(self) -> dict[str, Any]:
-        return {"theorems": [row._asdict() for row in self._theorems]}
 
     # -- each measurement ----------------------------------------------------------------------------------------------
 
@@ -173,7 +158,6 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "theorems": [tuple(row) for row in self._theorems],
             "dgm": None if self._dgm is None else tuple(self._dgm),
             "initial": self._initial,
             "last": self._last,
@@ -181,7 +165,6 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._theorems = tuple(TheoremStatus(*row) for row in state.get("theorems", []))
         self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
         self._initial = list(state.get("initial", []))
         self._last = state.get("last")
@@ -189,7 +172,7 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
 
     def forget(self, changed: Collection[str]) -> str:
         if (SAMPLE_SETTINGS | {"loss", "predict", "parameters", "ntk_samples"}) & set(changed):
-            self._examined, self._dgm = False, None  # check the theorems again; the radii continue
+            self._examined, self._dgm = False, None  # the radii continue
         if self._last is None or not LOSS_SETTINGS & set(changed):
             return ""
         self._last = None
@@ -334,7 +317,7 @@ class ConvergenceCertificate(DiagnosticCallback):
         super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
-        return [ConvergenceCertificateDiagnostic(self.samples)]
+        return [ConvergenceCertificateDiagnostic(self.samples), TheoremVerdictsDiagnostic(self.samples)]
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "ntk_samples": self.samples}

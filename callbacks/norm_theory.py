@@ -16,6 +16,7 @@ from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnost
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
+from lightning_normtheory.callbacks.theorem_verdicts import TheoremVerdictsDiagnostic
 from lightning_normtheory.hessian.eigenvalues import Method
 from lightning_normtheory.hessian.operator import Memory
 from lightning_normtheory.ntk.result import Outputs
@@ -97,6 +98,7 @@ class NormTheory(DiagnosticCallback):
             BatchNormTheoryDiagnostic(),
             RademacherBoundDiagnostic(**self._rademacher),
             ConvergenceCertificateDiagnostic(self._ntk["samples"]),
+            TheoremVerdictsDiagnostic(self._ntk["samples"]),
         ]
 
     def settings(self) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class TheoryInputs:
         self._function = function
         self._facts = facts
         self._perturbed: list[Tensor] = []
+        self._dgm_forms: dict[int, DGMForm | str] = {}
 
     @cached_property
     def problem(self) -> Problem:
@@ -201,6 +202,11 @@ class TheoryInputs:
 
     def dgm_form(self, samples: int) -> DGMForm | str:
         """Return the constants of DGM's theorems on the first samples of the probe, or why there are none."""
+        if samples not in self._dgm_forms:
+            self._dgm_forms[samples] = self._dgm_form(samples)
+        return self._dgm_forms[samples]
+
+    def _dgm_form(self, samples: int) -> DGMForm | str:
         function = self._function
         if function.findings.outputs > 1:
             return "the model does not have exactly one output"

@@ -52,6 +52,7 @@ def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
     assert [message.split()[0].removeprefix("normtheory/") for message in messages] == [
         "ntk_lambda_min",
         "certificate_rate_measured",
+        "theorems",
         "mean_predictor_grad_norm_sq",
         "rademacher_bound",
     ]
