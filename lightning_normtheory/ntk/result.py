@@ -160,8 +160,9 @@ class TangentKernel:
     def crossover(self) -> float:
         """√(λ_min(K_direction)/λ_min(K_length)): above 1 the directions dominate, below 1 the lengths.
 
-        In DGM's network K_direction falls like 1/α² while K_length stays: this is α*/α, where α* is the α at which the
-        two are equal. An eigenvalue below its floor counts as zero; NaN if both are."""
+        In DGM's network K_direction falls like 1/α² while K_length stays: this is α_×/α, where the crossing α_× is the
+        α at which the two are equal; the α* of DGM, Proposition 2, is another one. An eigenvalue below its floor counts
+        as zero; NaN if both are."""
         # The part of the directions is a difference of numbers of the size of K; that of the lengths is not.
         length_floor = self._floor(self.length_lambda_min, largest_eigenvalue(self.length), False)
         direction_floor = self._floor(self.direction_lambda_min, self.lambda_max, True)

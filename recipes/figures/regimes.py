@@ -23,8 +23,8 @@ _KERNELS = {
 _CAPTION = (
     "(a) Least eigenvalues, minimum over the training, against the scale α: of V/α², the part of the tangent kernel due"
     " to directions, of G, due to lengths, and of their sum Λ. Dashed: lower bound of λ_min(Λ) in the theorem, λ₀/(2α²)"
-    " for α ≤ 1 and μ₀/2 for α > 1. Dotted: α = 1, where the theorem changes. Dash-dotted: α*, where the first two"
-    " cross or, if they do not, √(λ₀/μ₀)."
+    " for α ≤ 1 and μ₀/2 for α > 1. Dotted: α = 1, where the theorem changes. Dash-dotted: the crossing α_×, where the"
+    " first two are equal or, if they are nowhere, √(λ₀/μ₀)."
 )
 
 
@@ -51,7 +51,7 @@ def regimes(runs: Sequence[History]) -> Drawing:
     for group, found in zip(split, kernels):
         alpha = _crossover(group, found)
         if math.isfinite(alpha):
-            panel.vertical(alpha, group.named("alpha*"), group.named(rf"$\alpha^* = {alpha:.2g}$"), line="-.")
+            panel.vertical(alpha, group.named("crossing"), group.named(rf"$\alpha_\times = {alpha:.2g}$"), line="-.")
     panel.title(r"(a) kernels of directions $V$ and lengths $G$", r"$\alpha$", "least eigenvalue")
     panel.log_x()
     panel.log_y(always=True)
@@ -85,7 +85,7 @@ def _kernels(group: Group) -> dict[str, FigureCurve]:
 
 
 def _crossover(group: Group, kernels: dict[str, FigureCurve]) -> float:
-    """Find α*, where the measured curves cross, else √(λ₀/μ₀), where λ₀/α² = μ₀."""
+    """Find the crossing α_×, where the measured curves are equal, else √(λ₀/μ₀), where λ₀/α² = μ₀."""
     measured = crossing(kernels[_V], kernels[_G])
     if math.isfinite(measured):
         return measured

@@ -136,14 +136,14 @@ def test_regimes_take_the_smallest_eigenvalues_and_find_the_crossover(run):
     assert y(found[kernels, "lambda_min(V)/alpha^2", 0.5]) == 16
     assert y(found[kernels, "lambda_min(Lambda)", 0.5]) == 2 * 17
     assert [y(found[kernels, "threshold", a]) for a in (0.5, 1.0, 8.0)] == [8, 2, 0.5]
-    ((_, _, crossover),) = (key for key in found if key[1] == "alpha*")
+    ((_, _, crossover),) = (key for key in found if key[1] == "crossing")
     assert crossover == pytest.approx(2.0)  # 4/α² = 1
     assert (kernels, "alpha = 1", 1.0) in found
 
 
 def test_without_a_crossing_the_crossover_is_the_theorems(run):
     found = table("regimes", [run({"alpha": 0.5}, regime(0.5, (1.0,), 4.0, ntk_lambda_0=9.0, ntk_mu_0=1.0))])
-    assert ("least eigenvalue", "alpha*", 3.0) in found
+    assert ("least eigenvalue", "crossing", 3.0) in found
     assert {panel for panel, _, _ in found} == {"least eigenvalue"}  # one row has no contraction
 
 

@@ -93,7 +93,7 @@ def test_proposition_1_for_every_alpha(alpha):
     H = empirical_ntk(plain, x)
     torch.testing.assert_close(alpha**2 * K.direction + K.length, H.kernel, rtol=1e-10, atol=1e-13)
     assert K.lambda_min >= K.direction_lambda_min + K.length_lambda_min - K.floor
-    # The kernels cross at α* = √(λ_min(V)/λ_min(G)), which does not depend on α.
+    # The kernels cross at α_× = √(λ_min(V)/λ_min(G)), which does not depend on α.
     V_least, G_least = (float(torch.linalg.eigvalsh(part)[0]) for part in (alpha**2 * K.direction, K.length))
     assert K.crossover * alpha == pytest.approx((V_least / G_least) ** 0.5, rel=1e-6)
 
