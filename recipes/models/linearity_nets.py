@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightning_normtheory import empirical_ntk
 from lightning_normtheory.recipes.models.supervised import Supervised, square_loss
 
-__all__ = ["BottleneckNet", "WideNet", "softmax_outputs"]
+__all__ = ["BottleneckNet", "ConvolutionNet", "ResidualNet", "WideNet", "softmax_outputs"]
 
 
 class _Linearity(Supervised):
@@ -128,3 +128,76 @@ class BottleneckNet(_Linearity):
         root = math.sqrt(self.head.in_features)
         narrow = self.second(torch.relu(self.first(x))) / root
         return self.head(torch.relu(self.third(narrow))) / root
+
+
+class ConvolutionNet(_Linearity):
+    """α_l = tanh(W_l ∗ α_{l−1}/√m_{l−1}), f = vᵀα_L/√m, on inputs (n, channels, pixels) (LIN, eq. (73)).
+
+    Args:
+        inputs: the number of pixels.
+        channels: m_0, of the input.
+        width: m, the number of channels of every hidden layer.
+        depth: L.
+        kernel: K, odd.
+        classes: C.
+        step: the learning rate as a fraction of the largest stable one.
+
+    Example:
+        >>> ConvolutionNet(inputs=5, width=8)(torch.zeros(6, 1, 5)).shape
+        torch.Size([6, 3])
+    """
+
+    def __init__(
+        self,
+        inputs: int = 8,
+        channels: int = 1,
+        width: int = 100,
+        depth: int = 2,
+        kernel: int = 3,
+        classes: int = 3,
+        step: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.step_fraction = step
+        widths = [channels] + depth * [width]
+        self.layers = nn.ModuleList(nn.Conv1d(m, width, kernel, padding=kernel // 2, bias=False) for m in widths[:-1])
+        self.head = nn.Linear(width * inputs, classes, bias=False)
+        self.start()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x) / math.sqrt(x.shape[1]))
+        return self.head(x.flatten(1)) / math.sqrt(x.shape[1])
+
+
+class ResidualNet(_Linearity):
+    """α_1 = tanh(W_1 x/√d), α_l = tanh(W_l α_{l−1}/√m) + α_{l−1}, f = vᵀα_L/√m (LIN, eq. (80)).
+
+    Args:
+        inputs: d.
+        width: m.
+        depth: L.
+        classes: C.
+        step: the learning rate as a fraction of the largest stable one.
+
+    Example:
+        >>> ResidualNet(inputs=2, width=8)(torch.zeros(6, 2)).shape
+        torch.Size([6, 3])
+    """
+
+    def __init__(self, inputs: int = 1, width: int = 1000, depth: int = 3, classes: int = 3, step: float = 0.5) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.step_fraction = step
+        self.first = nn.Linear(inputs, width, bias=False)
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth - 1))
+        self.head = nn.Linear(width, classes, bias=False)
+        self.start()
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = math.sqrt(self.head.in_features)
+        x = torch.tanh(self.first(x) / math.sqrt(x.shape[1]))
+        for layer in self.layers:
+            x = torch.tanh(layer(x) / root) + x
+        return self.head(x) / root

@@ -3,6 +3,7 @@
 * ``wn``: constants of WN's optimization theorems; ``wn_generalization``: WN's Rademacher and generalization bounds.
 * ``rsc``: constants, radii and condition of RSC.
 * ``dgm``: DGM's infinite-width kernels, and the test for its network.
+* ``lin``: how nearly linear a network is in its parameters; ``lin_form``: the test for LIN's networks.
 * ``bn_form``: the test for BN's network; ``bn_factors``: normalization factors; ``bn_margin``: the margin γ;
   ``bn_bounds``: Lemma F.1 (corrected) and Theorem 2.1; ``dyadic``: BN's dyadic data set.
 """
