@@ -30,6 +30,7 @@ from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenval
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBound
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatio
 from lightning_normtheory.callbacks.samples.probe import Probe
+from lightning_normtheory.callbacks.weightnorm_theory import WeightNormTheory
 
 __all__ = [
     "BatchNormTheory",
@@ -43,4 +44,5 @@ __all__ = [
     "Probe",
     "RSCRatio",
     "RademacherBound",
+    "WeightNormTheory",
 ]

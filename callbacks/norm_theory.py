@@ -17,6 +17,7 @@ from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenval
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
 from lightning_normtheory.callbacks.theorem_verdicts import TheoremVerdictsDiagnostic
+from lightning_normtheory.callbacks.weightnorm_theory import WeightNormTheoryDiagnostic
 from lightning_normtheory.hessian.eigenvalues import Method
 from lightning_normtheory.hessian.operator import Memory
 from lightning_normtheory.ntk.result import Outputs
@@ -35,8 +36,8 @@ _NAMES = {
 
 class NormTheory(DiagnosticCallback):
     """Logs everything that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`,
-    `BatchNormTheory`, `RademacherBound` and `ConvergenceCertificate` log, on request also the trace of `HessianTrace`;
-    shared quantities are computed once.
+    `WeightNormTheory`, `BatchNormTheory`, `RademacherBound` and `ConvergenceCertificate` log, on request also the trace
+    of `HessianTrace`; shared quantities are computed once.
 
     A diagnostic that does not apply to the model (the weight norms of a model without normalized layers) is left out
     with a warning at fit start. The arguments that are not listed are those of `DiagnosticCallback`.
@@ -53,7 +54,7 @@ class NormTheory(DiagnosticCallback):
         ntk_samples: the number of samples of the probe for the tangent kernel, as in `NTKLeastEigenvalue`.
         ntk_outputs: the kernel of all outputs, ``"full"``, its average ``"trace"``, or that of their ``"sum"``.
         ntk_directions: the number of random directions over the outputs; ``None``: chosen by the cost.
-        delta: the probability that the generalization bound fails, as in `RademacherBound`.
+        delta: the probability that the generalization bound fails, as in `RademacherBound`; also δ of DGM's theorems.
         x_norm: a norm that no input exceeds; ``None``: the largest on the probe.
 
     Example:
@@ -96,6 +97,7 @@ class NormTheory(DiagnosticCallback):
             *([HessianTraceDiagnostic(self.trace_hvps, memory=self._hessian["memory"])] if self.trace_hvps else []),
             NTKLeastEigenvalueDiagnostic(**self._ntk, names=_NAMES),
             BatchNormTheoryDiagnostic(),
+            WeightNormTheoryDiagnostic(self._ntk["samples"], self._rademacher["delta"]),
             RademacherBoundDiagnostic(**self._rademacher),
             ConvergenceCertificateDiagnostic(self._ntk["samples"]),
             TheoremVerdictsDiagnostic(self._ntk["samples"]),

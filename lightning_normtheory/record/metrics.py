@@ -12,13 +12,14 @@ from lightning_normtheory.record.catalog import (
     ntk,
     rsc,
     weight_norm,
+    weightnorm,
 )
 from lightning_normtheory.record.metric_info import MetricInfo, Role
 
 __all__ = ["METRICS", "MetricInfo", "Role", "find_error", "find_metric"]
 
 # Tables and legends follow this order.
-_CATALOG = (common, weight_norm, rsc, certificate, hessian, ntk, batchnorm, generalization)
+_CATALOG = (common, weight_norm, rsc, certificate, hessian, ntk, weightnorm, batchnorm, generalization)
 METRICS: tuple[MetricInfo, ...] = tuple(metric for module in _CATALOG for metric in module.METRICS)
 
 

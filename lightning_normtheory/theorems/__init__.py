@@ -21,6 +21,7 @@ from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form
 from lightning_normtheory.theorems.papers.bn_margin import Margin, batchnorm_margin
 from lightning_normtheory.theorems.papers.dgm import infinite_width_kernels
+from lightning_normtheory.theorems.papers.dgm_rates import BestScale, best_scale
 from lightning_normtheory.theorems.papers.dyadic import dyadic_data, dyadic_linear_margin
 from lightning_normtheory.theorems.papers.rsc import (
     RSCCondition,
@@ -41,6 +42,7 @@ from lightning_normtheory.theorems.problem import Problem, network_problem
 __all__ = [
     "BatchNormForm",
     "BatchNormTheorem",
+    "BestScale",
     "Complexity",
     "GeneralizationBound",
     "LossState",
@@ -58,6 +60,7 @@ __all__ = [
     "batchnorm_margin",
     "batchnorm_rademacher",
     "batchnorm_theorem",
+    "best_scale",
     "dyadic_data",
     "dyadic_linear_margin",
     "generalization_bound",

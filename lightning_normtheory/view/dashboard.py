@@ -118,7 +118,7 @@ def _section(name: str, prefix: str, x: str) -> Any:
     return ws.Section(
         name=name,
         panels=[*first, *(_plot(panel, prefix, x) for panel in ours if panel.detail)],
-        is_open=bool(first) and name != "BatchNorm",  # most networks have no BatchNorm
+        is_open=bool(first) and name not in ("WeightNorm", "BatchNorm"),  # most networks have one of them at most
         layout_settings=ws.SectionLayoutSettings(columns=_COLUMNS, rows=max(1, math.ceil(len(first) / _COLUMNS))),
         panel_settings=ws.SectionPanelSettings(x_axis=x),
     )

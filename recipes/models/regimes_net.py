@@ -21,7 +21,10 @@ class RegimesNet(Supervised):
         inputs: d.
         width: m.
         alpha: α.
-        step: the learning rate as a fraction of 2/λ_max, λ_max = ‖V∞‖/α² + ‖G∞‖ ≥ ‖Λ∞‖ on the training samples.
+        step: the learning rate as a fraction of 2/λ_max, λ_max = ‖V∞‖/α² + ‖G∞‖ ≥ ‖Λ∞‖ on the training samples, or
+            λ_max = ‖H∞‖ without WeightNorm.
+        normalized: with WeightNorm. If false, the weights w_k = g_k v_k/‖v_k‖ are trained themselves, from the same
+            start up to rounding, and α does not matter (DGM, eq. (1.1)).
 
     Example:
         >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -32,16 +35,19 @@ class RegimesNet(Supervised):
         True
     """
 
-    def __init__(self, inputs: int = 50, width: int = 4096, alpha: float = 1.0, step: float = 0.25) -> None:
+    def __init__(
+        self, inputs: int = 50, width: int = 4096, alpha: float = 1.0, step: float = 0.25, normalized: bool = True
+    ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.alpha, self.step_fraction = alpha, step
+        self.alpha, self.step_fraction, self.normalized = alpha, step, normalized
         # W = V/α has the rows g_k v_k/‖v_k‖; WeightNorm initializes g = ‖W_k‖ = ‖v_k‖/α and v = W_k.
         self.hidden = nn.Linear(inputs, width, bias=False)
         nn.init.normal_(self.hidden.weight)
-        weight_norm(self.hidden)
-        with torch.no_grad():
-            self.hidden.get_parameter("parametrizations.weight.original1").mul_(alpha)
+        if normalized:
+            weight_norm(self.hidden)
+            with torch.no_grad():
+                self.hidden.get_parameter("parametrizations.weight.original1").mul_(alpha)
         self.head = nn.Linear(width, 1, bias=False).requires_grad_(False)
         self.head.weight.copy_(torch.randint(0, 2, (1, width)) * 2 - 1.0).div_(width**0.5)
 
@@ -58,6 +64,7 @@ class RegimesNet(Supervised):
         self.log("learning_rate", self.lr)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        V, G, _ = infinite_width_kernels(self.trainer.datamodule.x)  # type: ignore[attr-defined]
-        self.lr = self.step_fraction * 2 / (largest_eigenvalue(V) / self.alpha**2 + largest_eigenvalue(G))
+        V, G, H = infinite_width_kernels(self.trainer.datamodule.x)  # type: ignore[attr-defined]
+        largest = largest_eigenvalue(V) / self.alpha**2 + largest_eigenvalue(G)
+        self.lr = self.step_fraction * 2 / (largest if self.normalized else largest_eigenvalue(H))
         return super().configure_optimizers()

@@ -24,6 +24,7 @@ from lightning_normtheory.callbacks import (
     NTKLeastEigenvalue,
     RademacherBound,
     RSCRatio,
+    WeightNormTheory,
 )
 from lightning_normtheory.record import jsonl
 
@@ -39,6 +40,7 @@ NTK_PARTS |= {"ntk_direction_lambda_min", "ntk_length_lambda_min", "ntk_crossove
 BOUND_NAMES = {"rademacher_bound", "rademacher_x_norm", "population_loss_bound"}
 BOUND_NAMES |= {f"generalization_bound{of}" for of in ("", "_fixed_radii", "_vacuous")}
 CERTIFICATE_NAMES = {"certificate_rate_measured"}
+DISTANCE_NAMES = {"weightnorm_displacement_v", "weightnorm_displacement_g"}
 # Logged only for a chain with smooth activations and the square loss.
 CERTIFICATE_PARTS = {"rho_1", "certificate_ntk_ratio_bound", "ntk_mean_grad_norm_sq", "ntk_mean_grad_norm_sq_bound"}
 CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("rsc", "rsc_margin", "ntk", "ntk_margin")}
@@ -55,6 +57,7 @@ NAMES = {
     HessianTrace: {"hessian_trace", *(f"hessian_trace_{of}" for of in ("error", "hvps", "seconds"))},
     NTKLeastEigenvalue: NTK_NAMES,
     BatchNormTheory: {"batchnorm_epsilon"},
+    WeightNormTheory: DISTANCE_NAMES,
     RademacherBound: BOUND_NAMES,
     ConvergenceCertificate: CERTIFICATE_NAMES,
     NormTheory: {"min_weight_norm", *RSC_NAMES, *HESSIAN_NAMES, *NTK_NAMES, *BOUND_NAMES, *CERTIFICATE_NAMES},
@@ -94,7 +97,7 @@ def images():
 
 
 # On the ResNet, these are quick.
-ON_RESNET = (BatchNormTheory, MinWeightNorm)
+ON_RESNET = (BatchNormTheory, MinWeightNorm, WeightNormTheory)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +110,11 @@ ON_RESNET = (BatchNormTheory, MinWeightNorm)
 )
 def test_works_without_arguments(callback, model):
     module, data = (ResNet(), images()) if model == "resnet18" else (SquareLoss("wn"), loader())
-    if model == "wn mlp" and callback is BatchNormTheory:
-        with pytest.warns(UserWarning, match="leaves out batchnorm_epsilon. Expected a BatchNorm"):
+    left_out = {"wn mlp": (BatchNormTheory, "batchnorm_epsilon"), "resnet18": (WeightNormTheory, "weightnorm_.*_g")}
+    if callback is left_out[model][0]:
+        with pytest.warns(
+            UserWarning, match=f"leaves out {left_out[model][1]}. Expected a .*Norm, but the model has none"
+        ):
             trainer([callback()], max_epochs=1).fit(module, data)
         return
     # A hundred products with eleven million parameters take minutes.
@@ -124,7 +130,8 @@ def test_works_without_arguments(callback, model):
         expected = {"seconds"} | NAMES[callback] | (with_momentum if has_limit else set())
         expected |= NTK_PARTS if has_parts else set()
         expected |= CERTIFICATE_PARTS if model == "wn mlp" and "certificate_rate_measured" in expected else set()
-        expected |= {"batchnorm_epsilon"} if model == "resnet18" and callback is NormTheory else set()
+        if callback is NormTheory:
+            expected |= {"batchnorm_epsilon"} if model == "resnet18" else DISTANCE_NAMES
         expected -= {"population_loss_bound"} if model == "resnet18" else set()  # no validation data
         assert names - SOMETIMES == expected - SOMETIMES
         assert not any(math.isnan(value) for value in row.values())
@@ -180,6 +187,7 @@ def test_the_first_loss_ratio_is_against_the_untrained_model():
 
 @pytest.mark.parametrize("batch_stats", [True, False])
 def test_batch_statistics_are_a_choice(batch_stats):
+    torch.manual_seed(0)
     callback = RSCRatio(probe=50, batch_stats=batch_stats, on_error="raise")
     module = Classifier("bn")
     trainer([callback], max_epochs=1).fit(module, loader())

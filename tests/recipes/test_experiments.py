@@ -119,6 +119,22 @@ def test_the_kernel_stays_above_the_threshold_and_the_residual_contracts(alpha):
         assert empirical_ntk(model, data.x).lambda_min > threshold
 
 
+@pytest.mark.parametrize("alpha", [0.3, 3.0])
+def test_without_weight_norm_the_same_function_is_trained_in_other_parameters(alpha):
+    """The start is that of any α, and the kernel is H = V + G (DGM, Proposition 1)."""
+    models = []
+    for normalized in (True, False):
+        torch.manual_seed(0)
+        models.append(RegimesNet(width=512, alpha=alpha, normalized=normalized).double())
+    x = Sphere(n=16).x.double()
+    normalized, plain = (empirical_ntk(model, x) for model in models)
+    torch.testing.assert_close(models[0](x), models[1](x), rtol=1e-5, atol=1e-6)
+    unnormalized = alpha**2 * normalized.direction + normalized.length
+    torch.testing.assert_close(plain.kernel, unnormalized, rtol=1e-4, atol=1e-6)
+    assert float(plain.direction.abs().max()) == 0
+    assert [name for name, p in models[1].named_parameters() if p.requires_grad] == ["hidden.weight"]
+
+
 def test_the_margin_of_the_scales_is_tiny_and_that_of_the_outputs_grows_with_the_width():
     images = Images(classes=[3, 5], scale="ball", flatten=True, targets="sign", limit=300)
     images.setup("fit")

@@ -95,7 +95,7 @@ def every_callback(model: str) -> list[pl.Callback]:
     """`NormTheory`, and every other by itself."""
     probe: dict[str, Any] = {"probe": 48, "on_error": "raise"}
     alone = [ours.MinWeightNorm, ours.RSCRatio, ours.RademacherBound]
-    alone += [ours.BatchNormTheory] if "BatchNorm" in model else []
+    alone += [ours.BatchNormTheory if "BatchNorm" in model else ours.WeightNormTheory]
     return [
         ours.NormTheory(**probe, ntk_samples=16),
         ours.HessianTopEigenvalue(**probe, predictor_samples=2, max_hvps=20, prefix="other_hessian"),

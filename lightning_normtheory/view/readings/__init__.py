@@ -8,7 +8,7 @@ from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.record.wording import sentence
 from lightning_normtheory.view.panels import Panel
-from lightning_normtheory.view.readings import bounds, geometry, training
+from lightning_normtheory.view.readings import bounds, geometry, training, weightnorm
 from lightning_normtheory.view.readings.phrases import Reading, Severity, at, number, since, trend
 
 __all__ = ["READINGS", "Reading", "Severity", "read_panel"]
@@ -16,7 +16,12 @@ __all__ = ["READINGS", "Reading", "Severity", "read_panel"]
 # They are defined for positive losses only: no reason to worry if the loss is negative.
 _POSITIVE_LOSS = {"rsc_ratio", "loss_ratio", "certificate_rate_measured"}
 
-READINGS: dict[str, Callable[[History], Reading | None]] = {**training.READINGS, **geometry.READINGS, **bounds.READINGS}
+READINGS: dict[str, Callable[[History], Reading | None]] = {
+    **training.READINGS,
+    **geometry.READINGS,
+    **weightnorm.READINGS,
+    **bounds.READINGS,
+}
 
 
 def read_panel(panel: Panel, history: History) -> Reading | None:

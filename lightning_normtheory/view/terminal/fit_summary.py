@@ -131,6 +131,7 @@ _COMPARISONS: dict[str, Callable[[Metrics, History], Iterator[str]]] = {
     "hessian_lambda_max": _compare_hessian,
     "predictor_hessian_norm": lambda last, _: _value("H̄", "certificate_hessian_bound", last),
     "ntk_lambda_min": _compare_kernel,
+    "weightnorm_displacement_v": lambda last, _: _value("reach", "dgm_reach_v", last),
     "batchnorm_displacement_v": lambda last, _: _value("radius", "batchnorm_radius_v", last),
     "generalization_gap": _compare_gap,
     "rademacher_bound": lambda last, _: _value("max ‖x‖", "rademacher_x_norm", last),

@@ -21,6 +21,7 @@ from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenval
 from lightning_normtheory.callbacks.output import fit_end, progress_bar
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
+from lightning_normtheory.callbacks.weightnorm_theory import WeightNormTheoryDiagnostic
 
 from reliability.faults.fault_runs import Comparison, Rows, Run, fit, undisturbed
 from reliability.outcome import Outcome
@@ -62,6 +63,7 @@ DIAGNOSTICS: dict[type[Diagnostic], Known] = {
     HessianTopEigenvalueDiagnostic: Known("hessian_lambda_max", CURVATURE, CURVATURE),
     NTKLeastEigenvalueDiagnostic: Known("ntk_lambda_min", ("ntk", "layers/ntk"), ("ntk_change",)),
     BatchNormTheoryDiagnostic: Known("batchnorm_epsilon", ("batchnorm", "layers/batchnorm")),
+    WeightNormTheoryDiagnostic: Known("weightnorm_displacement_g", ("weightnorm", "dgm"), ("weightnorm", "dgm")),
     RademacherBoundDiagnostic: Known("rademacher_bound", ("rademacher", "generalization", "population")),
     ConvergenceCertificateDiagnostic: Known(
         "certificate_rate_measured", ("certificate", "rho"), ("certificate_rate", "rho")

@@ -24,6 +24,7 @@ from lightning_normtheory.callbacks import (
     NTKLeastEigenvalue,
     RademacherBound,
     RSCRatio,
+    WeightNormTheory,
 )
 from lightning_normtheory.record import jsonl
 from lightning_normtheory.record.history import merge
@@ -141,7 +142,8 @@ def of_chains(**arguments):
 
 
 def of_weight_norm(**arguments):
-    return [MinWeightNorm(prefix="g", **{"on_error": "raise", **arguments}), *of_chains(**arguments)]
+    options = {"on_error": "raise", **arguments}
+    return [MinWeightNorm(prefix="g", **options), WeightNormTheory(prefix="i", **options), *of_chains(**arguments)]
 
 
 def of_batch_norm(**arguments):

@@ -18,10 +18,11 @@ EXPLAINED = {
     "batchnorm_input_norm": "of networks of BN's form",
     "batchnorm_shift": "of networks of BN's form",
     "batchnorm_displacement_*": "of networks of BN's form",
+    "weightnorm_displacement_*": "a distance from the start: tests/theory/norms/test_displacement.py",
 }
 # Constants of networks that are not drawn: inputs of norm 1, lengths 1/√m, factors 1/√m.
-NOT_DRAWN = ("ntk_alpha", "ntk_lambda_0", "ntk_mu_0", "ntk_threshold*", "certificate_dgm_*", "wn_*", "rsc_gamma",
-             "rsc_kappa", "rsc_alpha", "rsc_beta", "rsc_threshold", "rsc_margin", "skipped")  # fmt: skip
+NOT_DRAWN = ("ntk_alpha", "ntk_lambda_0", "ntk_mu_0", "ntk_threshold*", "certificate_dgm_*", "dgm_*", "wn_*",
+             "rsc_gamma", "rsc_kappa", "rsc_alpha", "rsc_beta", "rsc_threshold", "rsc_margin", "skipped")  # fmt: skip
 
 
 class Ledger:
