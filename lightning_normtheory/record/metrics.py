@@ -1,6 +1,8 @@
 """All metrics that the callbacks log. Each is declared once, in `lightning_normtheory.record.catalog`."""
 
+import math
 import re
+from collections.abc import Mapping
 from functools import cache
 
 from lightning_normtheory.record.catalog import (
@@ -16,7 +18,7 @@ from lightning_normtheory.record.catalog import (
 )
 from lightning_normtheory.record.metric_info import MetricInfo, Role
 
-__all__ = ["METRICS", "MetricInfo", "Role", "find_error", "find_metric"]
+__all__ = ["METRICS", "MetricInfo", "Role", "find_error", "find_metric", "standard_error"]
 
 # Tables and legends follow this order.
 _CATALOG = (common, weight_norm, rsc, certificate, hessian, ntk, weightnorm, batchnorm, generalization)
@@ -63,3 +65,14 @@ def find_error(name: str) -> tuple[str, MetricInfo] | None:
         if metric.error_of == of:
             return metric.name.replace("*", which), metric
     return None
+
+
+def standard_error(name: str, row: Mapping[str, float]) -> float:
+    """Return the standard error of a metric among the metrics of its row; NaN if it has none.
+
+    Example:
+        >>> standard_error("hessian_trace", {"hessian_trace": 2.0, "hessian_trace_error": 0.5})
+        0.5
+    """
+    found = find_error(name)
+    return row.get(found[0], math.nan) if found and found[1].error_kind == "standard" else math.nan

@@ -46,7 +46,7 @@ METRICS = (
         "ntk_directions",
         "random directions",
         "number of random directions of an estimated kernel",
-        "kernel_error",
+        "kernel_directions",
         kind="count",
     ),
     _keep_max("ntk_seconds", "tangent kernel", "seconds spent on the kernel", "cost", kind="seconds"),

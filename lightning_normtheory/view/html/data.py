@@ -1,21 +1,39 @@
 """Collect the plots of the report and their numbers, exactly those of the file."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.metrics import Role, find_metric
+from lightning_normtheory.record.metrics import Role, find_error, find_metric
 from lightning_normtheory.view.panels import PANELS, Line, Panel
 
-__all__ = ["Curve", "Plot", "color", "page_data", "panel_plots", "user_plots"]
+__all__ = ["Band", "Curve", "Plot", "color", "page_data", "panel_plots", "user_plots"]
 
 _USERS = "users/"
 _LAYERS = "layers/"
 # Numbers of distinct colors, of shades, and of dashes for each kind of line in page.css.
 _COLORS, _SHADES, _DASHES = 8, 16, 3
+
+
+class Band(NamedTuple):
+    """The error of a curve, drawn as a band around it.
+
+    Attributes:
+        key: the name that `History.series` takes.
+        label: short, for the table of numbers.
+        meaning: a phrase.
+        errors: half the width of the band, in errors.
+        text: what the band shows, for the legend.
+    """
+
+    key: str
+    label: str
+    meaning: str
+    errors: float
+    text: str
 
 
 class Curve(NamedTuple):
@@ -27,6 +45,7 @@ class Curve(NamedTuple):
         meaning: a phrase.
         dashes: CSS class of the dashes.
         color: CSS class of the color; empty if the line has the color of its run.
+        band: its error, if a run has it.
     """
 
     key: str
@@ -34,6 +53,7 @@ class Curve(NamedTuple):
     meaning: str
     dashes: str
     color: str
+    band: Band | None = None
 
 
 class Plot(NamedTuple):
@@ -47,9 +67,14 @@ class Plot(NamedTuple):
     curves: tuple[Curve, ...]
     layers: bool
 
+    @property
+    def shades(self) -> tuple[str, ...]:
+        """What the bands of the curves show."""
+        return tuple(dict.fromkeys(curve.band.text for curve in self.curves if curve.band))
+
 
 def panel_plots(histories: Sequence[History]) -> list[Plot]:
-    """Return the plots of `PANELS` that have data.
+    """Return the plots of `PANELS` that have data. An error is a band around its curve instead of a line.
 
     Example:
         >>> from pathlib import Path
@@ -59,13 +84,35 @@ def panel_plots(histories: Sequence[History]) -> list[Plot]:
         [('Loss on the probe', 'L'), ('Smallest weight norm of each layer', 'a')]
     """
     names = list(dict.fromkeys(name for history in histories for name in history.names()))
+    bands = {name: band for name in names if (band := _band(name, names))}
+    errors = {band.key for band in bands.values()}
+    drawn = [name for name in names if name not in errors]
     several = len(histories) > 1
     found = []
     for panel in PANELS:
-        lines = [(name, line.role) for line in panel.lines for name in names if find_metric(name).name == line.metric]
+        lines = [(name, line.role) for line in panel.lines for name in drawn if find_metric(name).name == line.metric]
         if lines:
-            found.append(_plot(_with_axis(panel, lines, histories), lines, several))
+            found.append(_plot(_with_axis(panel, lines, histories), lines, several, bands))
     return found
+
+
+def _band(name: str, names: Sequence[str]) -> Band | None:
+    """
+    Example:
+        >>> _band("hessian_trace", ["hessian_trace", "hessian_trace_error"]).text
+        '± 2 standard errors'
+        >>> _band("hessian_lambda_max", ["hessian_lambda_max_residual"]).text
+        '± residual of λ_max'
+        >>> _band("hessian_trace", ["hessian_trace"]) is None
+        True
+    """
+    found = find_error(name)
+    if found is None or found[0] not in names:
+        return None
+    key, error = found
+    text = f"± {error.band:g} standard errors" if error.error_kind == "standard" else f"± {error.symbol}"
+    label = error.symbol if "*" not in error.name else f"{_label(name)}, {error.symbol}"
+    return Band(key, label, error.meaning, error.band, text)
 
 
 def user_plots(histories: Sequence[History]) -> list[Plot]:
@@ -101,7 +148,9 @@ def _user_panel(title: str, names: Iterable[str], scale: Any, about: str) -> Pan
     return Panel("", title, about, "Overview", scale, lines=tuple(Line(_USERS + name) for name in names))
 
 
-def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plot:
+def _plot(
+    panel: Panel, lines: Sequence[tuple[str, Role]], several: bool, bands: Mapping[str, Band] | None = None
+) -> Plot:
     layers = all(name.startswith(_LAYERS) for name, _ in lines)
     kinds = {"upper": "bound", "lower": "bound"}
     counters = {kind: count() for kind in ("measured", "bound", "limit", "floor")}
@@ -111,7 +160,8 @@ def _plot(panel: Panel, lines: Sequence[tuple[str, Role]], several: bool) -> Plo
         # If colors distinguish runs, dashes must distinguish lines of one kind.
         variant = next(counters[kind]) % _DASHES if several and not layers else 0
         own = color(i, len(lines)) if layers or not several else ""
-        curves.append(Curve(name, _label(name), find_metric(name).meaning, f"{kind}-{variant}", own))
+        band = (bands or {}).get(name)
+        curves.append(Curve(name, _label(name), find_metric(name).meaning, f"{kind}-{variant}", own, band))
     return Plot(panel, tuple(curves), layers)
 
 
@@ -152,7 +202,8 @@ def page_data(runs: Sequence[tuple[str, History]], plots: Sequence[Plot]) -> dic
         >>> data["positions"], data["runs"]
         ([(4,)], [{'name': 'demo', 'color': 'c0', 'positions': 0, 'series': {'loss': ['inf']}}])
     """
-    keys = list(dict.fromkeys(curve.key for plot in plots for curve in plot.curves))
+    curves = [curve for plot in plots for curve in plot.curves]
+    keys = list(dict.fromkeys(key for each in curves for key in (each.key, each.band and each.band.key) if key))
     positions: dict[tuple[int, ...], int] = {}
     written = []
     for i, (name, history) in enumerate(runs):
@@ -176,6 +227,11 @@ def _strict(value: float | None) -> float | str | None:
 
 def _plot_data(plot: Plot) -> dict[str, Any]:
     curves = [
-        {"key": curve.key, "label": curve.label, "dashes": curve.dashes, "color": curve.color} for curve in plot.curves
+        {"key": curve.key, "label": curve.label, "dashes": curve.dashes, "color": curve.color} | _band_data(curve.band)
+        for curve in plot.curves
     ]
     return {"title": plot.panel.title, "scale": plot.panel.scale, "layers": plot.layers, "curves": curves}
+
+
+def _band_data(band: Band | None) -> dict[str, Any]:
+    return {"band": {"key": band.key, "label": band.label, "errors": band.errors}} if band else {}

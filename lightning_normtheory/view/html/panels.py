@@ -37,6 +37,7 @@ class PanelContent(NamedTuple):
         readings: severity and text.
         by_run: the reading of each run, if there are several.
         choices: the runs of which the layers can be shown, by index; empty if nothing is to choose.
+        shades: what the bands around the curves show.
         alternative: the text for those who cannot see the plot.
         ends: the cells of a table of first and last values, for a browser without JavaScript.
     """
@@ -47,6 +48,7 @@ class PanelContent(NamedTuple):
     readings: list[tuple[Severity, str]]
     by_run: dict[str, str]
     choices: dict[int, str]
+    shades: tuple[str, ...]
     alternative: str
     ends: list[list[str]]
 
@@ -113,6 +115,7 @@ def describe_panel(plot: Plot, position: int, runs: Runs) -> PanelContent:
         readings,
         by_run={name: texts[name] for name, _ in runs if several and name in texts},
         choices=choices,
+        shades=plot.shades,
         alternative=_alternative(plot, runs),
         ends=_ends_table(plot, runs),
     )
@@ -124,7 +127,8 @@ def _alternative(plot: Plot, runs: Runs) -> str:
     axis, first, last = runs[0][1].axis, min(positions), max(positions)
     over = f"over the {axis}s {first} to {last}" if last > first else f"at {axis} {first}"
     clauses = [_ends(curve, runs) for curve in plot.curves]
-    return f"{plot.panel.title}, {over}, {plot.panel.scale} axis. {'; '.join(clauses)}."
+    shaded = f" Shaded: {'; '.join(plot.shades)}." if plot.shades else ""
+    return f"{plot.panel.title}, {over}, {plot.panel.scale} axis. {'; '.join(clauses)}.{shaded}"
 
 
 def _ends(curve: Curve, runs: Runs) -> str:
@@ -136,8 +140,11 @@ def _ends(curve: Curve, runs: Runs) -> str:
         >>> _ends(Curve("loss", "L", "the loss", "", ""), [("a", run)])
         'L from 2 to 1'
     """
+    if len(runs) == 1:
+        first, *_, last = (*(cells := _with_errors(curve, runs[0][1])), *cells)
+        return f"{curve.label} from {first} to {last}" if len(cells) > 1 else f"{curve.label} {first}"
     found = [list(values.values()) for _, history in runs if (values := history.series(curve.key))]
-    of = f" of {len(found)} runs" if len(runs) > 1 else ""
+    of = f" of {len(found)} runs"
     start, end = format_range([values[0] for values in found]), format_range([values[-1] for values in found])
     return f"{curve.label}{of} from {start} to {end}" if max(map(len, found)) > 1 else f"{curve.label}{of} {start}"
 
@@ -146,11 +153,31 @@ def _ends_table(plot: Plot, runs: Runs) -> list[list[str]]:
     rows = []
     for name, history in runs:
         for curve in plot.curves:
-            values = list(history.series(curve.key).values())
+            values = _with_errors(curve, history)
             if values:
-                cells = [curve.label, _number(values[0]), _number(values[-1])]
+                cells = [curve.label, values[0], values[-1]]
                 rows.append([name, *cells] if len(runs) > 1 else cells)
     return rows
+
+
+def _with_errors(curve: Curve, history: History) -> list[str]:
+    """Format the values of a curve, with their errors if there are any.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> from lightning_normtheory.view.html.data import panel_plots
+        >>> row = Row(0, 1, 0.0, {"hessian_trace": 2.0, "hessian_trace_error": 0.123}, {})
+        >>> run = History(Path(), "", "", rows=[row])
+        >>> _with_errors(panel_plots([run])[0].curves[0], run)
+        ['2 ± 0.12']
+    """
+    errors = history.series(curve.band.key) if curve.band else {}
+    known = {position: error for position, error in errors.items() if error >= 0}
+    return [
+        _number(value) + (f" ± {known[position]:.2g}" if position in known else "")
+        for position, value in history.series(curve.key).items()
+    ]
 
 
 def format_range(values: Sequence[float]) -> str:

@@ -107,7 +107,14 @@ PANELS = (
     _kernel(
         "kernel_error",
         "Errors of the estimated kernel",
-        "Standard errors of λ_min and λ_max of a kernel estimated from random directions, and their number.",
+        "Standard errors of λ_min and λ_max of a kernel estimated from random directions.",
+        detail=True,
+    ),
+    _kernel(
+        "kernel_directions",
+        "Random directions of the kernel",
+        "From how many random directions of the outputs the kernel is estimated.",
+        scale="linear",
         detail=True,
     ),
     _kernel(

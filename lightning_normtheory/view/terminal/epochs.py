@@ -1,12 +1,13 @@
 """The tables of rows and theorems for a terminal."""
 
+import math
 from collections.abc import Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.metrics import METRICS, MetricInfo
+from lightning_normtheory.record.metrics import METRICS, MetricInfo, standard_error
 from lightning_normtheory.record.theorem_status import theorem_table
 
 __all__ = ["epoch_table", "extent", "legend", "theorems"]
@@ -24,8 +25,11 @@ _COLUMNS = (
 _INSTEAD = {"hessian_edge": "hessian_stability_limit", "ntk_change_max": "hessian_lambda_max"}
 
 
-def epoch_table(history: History) -> Table:
+def epoch_table(history: History, *, errors: bool = False) -> Table:
     """One row per measured epoch or step; of many, 20 from the first to the last.
+
+    Args:
+        errors: show standard errors beside their values.
 
     Example:
         >>> from pathlib import Path
@@ -44,10 +48,22 @@ def epoch_table(history: History) -> Table:
         positions = [positions[round(i * (len(positions) - 1) / (_ROWS - 1))] for i in range(_ROWS)]
     for position in positions:
         row = rows[position]
-        table.add_row(
-            str(position), *(f"{row[metric.name]:.{metric.digits}g}" if metric.name in row else "–" for metric in shown)
-        )
+        table.add_row(str(position), *(_cell(metric, row, errors) for metric in shown))
     return table
+
+
+def _cell(metric: MetricInfo, row: Mapping[str, float], errors: bool) -> str:
+    """
+    Example:
+        >>> metric = next(metric for metric in METRICS if metric.name == "ntk_lambda_min")
+        >>> row = {"ntk_lambda_min": 0.25, "ntk_lambda_min_error": 0.012}
+        >>> _cell(metric, row, True), _cell(metric, row, False), _cell(metric, {}, True)
+        ('0.25 ± 0.012', '0.25', '–')
+    """
+    if metric.name not in row:
+        return "–"
+    error = standard_error(metric.name, row) if errors else math.nan
+    return f"{row[metric.name]:.{metric.digits}g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
 
 
 def extent(history: History) -> str:

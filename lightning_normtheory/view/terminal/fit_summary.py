@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from lightning_normtheory.record.history import History, Row
-from lightning_normtheory.record.metrics import METRICS
+from lightning_normtheory.record.metrics import METRICS, standard_error
 from lightning_normtheory.record.wording import sentence
 from lightning_normtheory.view.readings.reasons import missing
 
@@ -153,7 +153,9 @@ def _lines(history: History, rows: list[Row]) -> list[_Line]:
             first, last = (each[metric.name] for each in (values[0], values[-1]))
             compare = _COMPARISONS.get(metric.name, lambda last, _: iter(()))
             undefined = ["NaN: see below" if history.reason(metric.name) else "NaN"]
-            theory = undefined if math.isnan(last) else list(compare(values[-1], history))
+            error = standard_error(metric.name, values[-1])
+            theory = [] if math.isnan(error) else [f"± {error:.2g} (standard error)"]
+            theory = undefined if math.isnan(last) else [*theory, *compare(values[-1], history)]
             if math.isnan(first) and not math.isnan(last):
                 theory.append("NaN at first")
             digits = min(metric.digits, _MOST_DIGITS)

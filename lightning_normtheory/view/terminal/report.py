@@ -36,7 +36,9 @@ def print_report(history: History, console: Console) -> None:
         console.print("Nothing has been measured yet.")
         return
     if (table := epoch_table(history)).columns[1:]:
-        console.print(table)
+        with_errors = epoch_table(history, errors=True)
+        needed = console.measure(with_errors, options=console.options.update(max_width=1000)).maximum
+        console.print(with_errors if needed <= console.width else table)
         console.print(legend(history), highlight=False)
     for section in SECTIONS:
         _print_section(section, history, console)

@@ -21,6 +21,11 @@ function short(value) {
   return `${trimmed(digits)}e${sign}${String(Math.abs(exponent)).padStart(2, "0")}`;
 }
 
+/** Format a value, with two digits of its error if there is one: 0.2134 ± 0.041. */
+function withError(value, error) {
+  return error >= 0 && Number.isFinite(value) ? `${short(value)} ± ${short(Number(error.toPrecision(2)))}` : short(value);
+}
+
 function trimmed(text) {
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 }

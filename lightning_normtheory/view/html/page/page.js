@@ -83,7 +83,7 @@ function showTip(plot, position, near = null) {
   head.textContent = `${page.axis} ${position}`;
   const list = document.createElement("ul");
   list.classList.toggle("many", values.length > (narrow() ? 24 : 12));
-  values.forEach(({ label, value, color }, i) => {
+  values.forEach(({ label, text, color }, i) => {
     const item = document.createElement("li");
     const spot = document.createElement("span");
     spot.className = `spot ${color}`;
@@ -92,7 +92,7 @@ function showTip(plot, position, near = null) {
     name.textContent = label;
     const number = document.createElement("span");
     number.className = "number";
-    number.textContent = short(value);
+    number.textContent = text;
     item.classList.toggle("closest", i === closest);
     item.append(spot, name, number);
     list.append(item);
@@ -126,7 +126,7 @@ function hideTip(plot) {
 }
 
 function announce(position, values) {
-  const said = values.slice(0, 8).map(({ label, value }) => `${label} ${short(value)}`);
+  const said = values.slice(0, 8).map(({ label, text }) => `${label} ${text}`);
   if (values.length > 8) said.push(`and ${values.length - 8} more`);
   live.textContent = `${page.axis} ${position}: ${said.join("; ")}`;
 }

@@ -21,6 +21,14 @@ function thinned(points) {
   });
 }
 
+/** Return what the vertical axis shows of the bands: their edges, up to as far beyond the values as these extend. */
+function within(edges, values, isLog) {
+  const [low, high] = [Math.min, Math.max].map((extreme) => values.reduce((a, b) => extreme(a, b), values[0]));
+  const far = Math.max(high / 2 - low / 2, Math.abs(high) / 2, Math.abs(low) / 2) * 2;
+  const [from, to] = isLog ? [low / 10, high * 10] : [low - far, high + far];
+  return edges.map((edge) => Math.min(Math.max(edge, from), to)).filter((edge) => Number.isFinite(edge) && !(isLog && edge <= 0));
+}
+
 /** The plot of a panel. It draws from `page`, which holds the runs, whether each is shown, and the zoom. */
 class Plot {
   constructor(article, spec) {
@@ -41,10 +49,15 @@ class Plot {
       this.curves.forEach((curve, i) => {
         const values = run.series[curve.key];
         if (!values) return;
-        const parts = page.runs.length > 1 && !this.layers ? [run.name] : [];
+        const of = page.runs.length > 1 && !this.layers ? [run.name] : [];
+        const parts = [...of];
         if (!parts.length || this.curves.length > 1) parts.push(curve.label);
         const color = curve.color || run.color;
-        found.push({ run: run.index, curve: i, label: parts.join(", "), color, dashes: curve.dashes, positions: run.positions, values });
+        const line = { run: run.index, curve: i, label: parts.join(", "), color, dashes: curve.dashes, positions: run.positions, values };
+        const errors = curve.band && run.series[curve.band.key];
+        const errorLabel = [...of, curve.band?.label].join(", ");
+        if (errors) Object.assign(line, { errors, width: curve.band.errors, errorLabel });
+        found.push(line);
       });
     }
     return found;
@@ -59,11 +72,12 @@ class Plot {
     const { left, right, bottom } = this.frame;
     const name = `<text class="tick vertical" x="${left - 6}" y="${bottom + 16}">${page.axis}</text>`;
     const ticks = [...this.vertical.ticks.map((tick) => this.verticalTick(tick)), ...this.horizontalTicks(), name];
+    const bands = this.lines.filter((line) => line.errors).map((line) => this.band(line));
     const lines = this.lines.map((line) => this.line(line));
     this.canvas.innerHTML =
       `<svg viewBox="0 0 ${width} ${HEIGHT}" width="100%" height="${HEIGHT}" aria-hidden="true">${ticks.join("")}` +
       `<svg class="area" x="${left}" y="${EDGE.top}" width="${right - left}" height="${bottom - EDGE.top}" ` +
-      `viewBox="${left} ${EDGE.top} ${right - left} ${bottom - EDGE.top}">${lines.join("")}${this.marks()}</svg>` +
+      `viewBox="${left} ${EDGE.top} ${right - left} ${bottom - EDGE.top}"><g class="bands">${bands.join("")}</g>${lines.join("")}${this.marks()}</svg>` +
       `<g class="cross"></g><rect class="brush" y="${EDGE.top}" height="${bottom - EDGE.top}" width="0"/></svg>`;
     this.countHidden();
     this.showLegend();
@@ -77,6 +91,7 @@ class Plot {
   axes(width) {
     const [from, to] = page.zoom || page.extent;
     const values = [];
+    const edges = [];
     const positions = new Set();
     this.hidden = 0;
     for (const line of this.lines) {
@@ -86,11 +101,14 @@ class Plot {
         positions.add(position);
         if (!Number.isFinite(value)) return;
         if (this.isLog && value <= 0) this.hidden++;
-        else values.push(value);
+        else {
+          values.push(value);
+          edges.push(...this.edges(line, i));
+        }
       });
     }
     this.positions = [...positions].sort((a, b) => a - b);
-    this.vertical = verticalAxis(values, this.isLog);
+    this.vertical = verticalAxis(values.concat(within(edges, values, this.isLog)), this.isLog);
     const longest = Math.max(...this.vertical.ticks.map((tick) => tick.label.length), page.axis.length);
     // The last number of the horizontal axis, such as 100000, needs half its width at the right.
     const half = Math.ceil(String(Math.round(to)).length * 3.3) - INSET + 2;
@@ -122,17 +140,53 @@ class Plot {
     });
   }
 
+  /** Return the lower and the upper edge of the band at a point; nothing if its error is unknown. */
+  edges({ errors, width, values }, i) {
+    const error = errors?.[i];
+    return error >= 0 && error !== null ? [values[i] - width * error, values[i] + width * error] : [];
+  }
+
+  /** Draw the errors of a line as an area, which breaks where the line does or an error is unknown. */
+  band(line) {
+    const [first, last] = this.inZoom(line.positions);
+    // Far outside of the frame, a place is as good as any other.
+    const place = (value) => Math.min(Math.max(this.isLog && value <= 0 ? Infinity : this.y(value), -HEIGHT), 2 * HEIGHT);
+    let areas = "";
+    let lone = "";
+    let upper = [];
+    let lower = [];
+    const close = () => {
+      if (upper.length > 1) areas += `M${thinned(upper).join("L")}L${thinned(lower).reverse().join("L")}Z`;
+      else if (upper.length) lone += `M${upper[0]}L${lower[0]}`;
+      [upper, lower] = [[], []];
+    };
+    for (let i = first; i <= last; i++) {
+      const [low, high] = this.has(line.values[i]) ? this.edges(line, i) : [];
+      const x = this.x(line.positions[i]).toFixed(2);
+      if (low !== undefined) {
+        upper.push([x, place(high).toFixed(2)]);
+        lower.push([x, place(low).toFixed(2)]);
+      } else if (line.values[i] !== null) close();
+    }
+    close();
+    const path = (kind, d) => (d ? `<path class="band${kind} ${line.color}" data-run="${line.run}" data-curve="${line.curve}" d="${d}"/>` : "");
+    return path("", areas) + path(" lone", lone);
+  }
+
+  /** Return the first and the last index within the zoom, and one more on either side, so that lines reach the frame. */
+  inZoom(positions) {
+    const [from, to] = page.zoom || page.extent;
+    const last = positions.findIndex((position) => position > to);
+    return [Math.max(positions.findIndex((position) => position >= from) - 1, 0), last < 0 ? positions.length - 1 : last];
+  }
+
   has(value) {
     return value !== null && Number.isFinite(value) && !(this.isLog && value <= 0);
   }
 
   /** Draw a path through the points. It skips positions without a value, and breaks at values that cannot be drawn. */
   line({ run, curve, color, dashes, positions, values }) {
-    const [from, to] = page.zoom || page.extent;
-    // One more on either side, so that lines reach the frame.
-    const first = Math.max(positions.findIndex((position) => position >= from) - 1, 0);
-    let last = positions.findIndex((position) => position > to);
-    if (last < 0) last = positions.length - 1;
+    const [first, last] = this.inZoom(positions);
     let path = "";
     let dots = "";
     let points = [];
@@ -192,7 +246,7 @@ class Plot {
   /** Hide the layers that the chosen run does not have. */
   showLegend() {
     const drawn = new Set(this.lines.map((line) => line.curve));
-    this.article.querySelectorAll(".legend li").forEach((entry, i) => (entry.hidden = this.layers && !drawn.has(i)));
+    this.article.querySelectorAll(".legend .curve").forEach((entry, i) => (entry.hidden = this.layers && !drawn.has(i)));
   }
 
   toggleLog() {
@@ -204,8 +258,9 @@ class Plot {
   at(position) {
     const found = [];
     for (const line of this.lines) {
-      const value = line.values[line.positions.indexOf(position)];
-      if (value !== null && value !== undefined) found.push({ ...line, value });
+      const i = line.positions.indexOf(position);
+      const value = line.values[i];
+      if (value !== null && value !== undefined) found.push({ ...line, value, text: withError(value, line.errors?.[i] ?? NaN) });
     }
     const rank = (value) => (Number.isNaN(value) ? -Infinity : value);
     return found.sort((a, b) => (rank(b.value) > rank(a.value) ? 1 : rank(b.value) < rank(a.value) ? -1 : 0));
@@ -231,7 +286,7 @@ class Plot {
 
   /** Emphasize the lines that match a selector. */
   emphasize(selector) {
-    for (const line of this.canvas.querySelectorAll("g[data-run]")) line.classList.toggle("closest", line.matches(selector));
+    for (const line of this.canvas.querySelectorAll("[data-run]")) line.classList.toggle("closest", line.matches(selector));
   }
 
   clear() {
@@ -254,10 +309,12 @@ class Plot {
         line.append(cell);
       });
     };
-    row([page.axis, ...lines.map((line) => line.label)], "th");
+    // An error is a column of its own.
+    const columns = lines.flatMap((line) => (line.errors ? [line, { ...line, label: line.errorLabel, values: line.errors }] : [line]));
+    row([page.axis, ...columns.map((line) => line.label)], "th");
     const positions = new Set(lines.flatMap((line) => line.positions));
     for (const position of [...positions].sort((a, b) => a - b)) {
-      const values = lines.map((line) => line.values[line.positions.indexOf(position)] ?? null);
+      const values = columns.map((line) => line.values[line.positions.indexOf(position)] ?? null);
       if (values.some((value) => value !== null)) row([position, ...values.map((value) => value ?? "")], "td");
     }
     return table;
