@@ -10,8 +10,11 @@ from typing import NamedTuple
 import torch
 
 from lightning_normtheory.architecture.chain import Chain, LinkBounds, link_bounds
+from lightning_normtheory.theorems.losses import KnownLoss
 
 __all__ = ["LossConstants", "NetworkConstants", "loss_constants", "network_constants"]
+
+SQUARE_LOSS = KnownLoss("square")
 
 
 class NetworkConstants(NamedTuple):
@@ -112,26 +115,36 @@ def _times(number: float, matrix: torch.Tensor) -> torch.Tensor:
 
 
 class LossConstants(NamedTuple):
-    """Constants of L = (s/n) Σ_i ‖y_i − f(x_i)‖² on the samples where R and L were measured.
+    """Constants of L = (1/n) Σ_i ℓ_i(f(x_i)) on the samples where R and L were measured.
 
     Attributes:
         alpha: L(θ') ≥ L + ⟨∇L, θ' − θ⟩ + (α/2)‖θ' − θ‖² for |cos(θ' − θ, ∇L)| ≥ κ (WN, Lemma 5.1); RSC holds if α > 0.
-        beta: L(θ') ≤ L + ⟨∇L, θ' − θ⟩ + (β/2)‖θ' − θ‖² in all directions (WN, Lemma 5.2).
-        residual: bound of √(L/s) in the ball.
+            ``None`` for losses that are not strongly convex in f.
+        beta: L(θ') ≤ L + ⟨∇L, θ' − θ⟩ + (β/2)‖θ' − θ‖² in all directions (WN, Lemma 5.2; RSC, Theorem B.2).
+        defect: what α loses to the change of the network in the ball; see `loss_constants`.
     """
 
-    alpha: float
+    alpha: float | None
     beta: float
-    residual: float
+    defect: float
 
 
 def loss_constants(
-    network: NetworkConstants, *, radius: float, loss: float, ratio: float, kappa: float = 1.0, scale: float = 1.0
+    network: NetworkConstants,
+    *,
+    radius: float,
+    loss: float,
+    ratio: float,
+    kappa: float = 1.0,
+    kind: KnownLoss = SQUARE_LOSS,
 ) -> LossConstants:
-    """Compute α = (κ²/2)R − s(4Gρ₂ + 2√(L/s)_max)H̄ and β = s(2G² + 2√(L/s)_max H̄), √(L/s)_max = √(L/s) + Gρ₂.
+    """Compute β = bG² + (ℓ̄ + bGρ₂)H̄, and α = (κ²/2)R − (2bGρ₂ + ℓ̄ + bGρ₂)H̄ of the square loss.
 
-    WN, Lemmas 5.1 and 5.2, with the measured loss instead of a bound, and without a factor k for k outputs, since H̄
-    and G cover all outputs at once.
+    b ≥ ‖∇²ℓ‖ and ℓ̄, the bound of the mean ‖∂ℓ/∂f‖ from the measured loss, are those of the loss; for the square loss
+    2s and 2s√(L/s). α and β are those of WN, Lemmas 5.1 and 5.2, and of RSC, Theorem B.2, with the measured loss
+    instead of a bound, and without a factor k for k outputs, since H̄ and G cover all outputs at once. Theorem B.1
+    asks for ∇²ℓ ⪰ aI with a > 0. There is none for other losses: a cross entropy does not change if all logits grow
+    by the same number, and the second derivative of the logistic loss tends to 0.
 
     Args:
         network: the bounds for the same ``radius``.
@@ -139,13 +152,15 @@ def loss_constants(
         loss: L.
         ratio: R = ‖∇L‖²/L on the same samples.
         kappa: |cos(θ' − θ, ∇L)|, 1 for a step of gradient descent.
-        scale: s: 1 in the papers, 1/k for `torch.nn.MSELoss`.
+        kind: which loss L is, such as `Problem.loss`; by default the papers' square loss.
 
     Example:
         >>> loss_constants(NetworkConstants(2.0, 3.0, 1.0, 1.0), radius=0.0, loss=4.0, ratio=20.0)
-        LossConstants(alpha=2.0, beta=26.0, residual=2.0)
+        LossConstants(alpha=2.0, beta=26.0, defect=8.0)
     """
-    residual = math.sqrt(max(loss, 0.0) / scale) + network.gradient * radius
-    alpha = kappa**2 / 2 * ratio - scale * (4 * network.gradient * radius + 2 * residual) * network.hessian
-    beta = scale * (2 * network.gradient**2 + 2 * residual * network.hessian)
-    return LossConstants(alpha, beta, residual)
+    b, drift = kind.curvature, network.gradient * radius
+    slope = kind.gradient_bound(max(loss, 0.0)) + b * drift
+    defect = (2 * b * drift + slope) * network.hessian
+    alpha = kappa**2 / 2 * ratio - defect if kind.is_square else None
+    # A product overflows to infinity, where ``**`` raises.
+    return LossConstants(alpha, b * network.gradient * network.gradient + slope * network.hessian, defect)

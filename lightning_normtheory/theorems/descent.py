@@ -10,30 +10,49 @@ from lightning_normtheory.theorems.chain_bounds import (
     loss_constants,
     network_constants,
 )
+from lightning_normtheory.theorems.losses import KnownLoss
 from lightning_normtheory.theorems.papers.dgm import DGMForm
+from lightning_normtheory.theorems.papers.rsc import RSCCondition
 
-__all__ = ["Condition", "Descent", "LossState", "alpha_condition", "dgm_condition", "guaranteed_step", "ntk_condition"]
+__all__ = [
+    "Condition",
+    "Descent",
+    "LossState",
+    "alpha_condition",
+    "dgm_condition",
+    "guaranteed_step",
+    "mean_gradient_condition",
+    "ntk_condition",
+]
+
+# Where ω counts as 1, and after how many trials it must do: about six are needed.
+_CLOSE, _TRIALS = 1e-9, 60
 
 
 class LossState(NamedTuple):
-    """The current square loss L = (s/n) Σ‖y − f‖² on n samples, and its gradient.
+    """The current loss L = (1/n) Σ_i ℓ_i(f(x_i)) on n samples, and its gradient.
 
     Attributes:
         loss: L.
         grad_norm_sq: ‖∇L‖².
-        scale: s: 1 in the papers, 1/k for `torch.nn.MSELoss`.
+        kind: which loss L is, such as `Problem.loss`.
         x_norm: max ‖x_i‖.
     """
 
     loss: float
     grad_norm_sq: float
-    scale: float
+    kind: KnownLoss
     x_norm: float
 
     @property
     def ratio(self) -> float:
         """R = ‖∇L‖²/L."""
         return self.grad_norm_sq / self.loss if self.loss > 0 else math.nan
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the values are finite and L > 0."""
+        return self.loss > 0 and all(map(math.isfinite, (self.loss, self.grad_norm_sq, self.x_norm)))
 
 
 class Descent(NamedTuple):
@@ -64,7 +83,7 @@ class Descent(NamedTuple):
 def guaranteed_step(chain: Chain, local: LossState, step: float | None = None) -> Descent:
     """Compute the guarantee for a given η, or for the best guaranteed one, ω = ηβ = 1.
 
-    β is a bound over the ball that contains the step, so it depends on η; ω = 1 is solved by bisection.
+    β is a bound over the ball that contains the step, so it depends on η; ω = 1 is solved by secants.
 
     Args:
         local: the loss and its gradient at the current parameters.
@@ -77,27 +96,48 @@ def guaranteed_step(chain: Chain, local: LossState, step: float | None = None) -
         >>> from lightning_normtheory.architecture.recorder import record_forward
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
         >>> chain = chain_of(record_forward(net, torch.randn(2, 3)))
-        >>> best = guaranteed_step(chain, LossState(loss=1.0, grad_norm_sq=2.0, scale=1.0, x_norm=1.0))
+        >>> local = LossState(loss=1.0, grad_norm_sq=2.0, kind=KnownLoss("square"), x_norm=1.0)
+        >>> best = guaranteed_step(chain, local)
         >>> round(best.omega, 6), 0 < best.rate(2.0) < 1
         (1.0, True)
     """
     if step is not None and not step >= 0:
         raise ValueError(f"Expected a step η ≥ 0, but got {step!r}.")
-    if not local.loss > 0 or not local.grad_norm_sq >= 0 or not local.scale > 0:
+    if not local.loss > 0 or not local.grad_norm_sq >= 0 or not local.kind.scale > 0:
         raise ValueError(f"Expected loss > 0, scale > 0 and grad_norm_sq ≥ 0, but got {local}.")
     if step is not None:
         return _guarantee(chain, local, step)
-    low, high = 0.0, 1 / _guarantee(chain, local, 0.0).constants.beta  # β grows with η
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _guarantee(chain, local, middle).omega <= 1 else (low, middle)
-    return _guarantee(chain, local, low)
+    return _unit_step(chain, local)
+
+
+def _unit_step(chain: Chain, local: LossState) -> Descent:
+    """Solve ln ω = 0 for ln η by the Illinois method, with η halved first until ω ≤ 1."""
+    start = _guarantee(chain, local, 0.0)
+    if not math.isfinite(start.constants.beta):
+        return start
+    before = found = _guarantee(chain, local, 1 / start.constants.beta)  # ω ≥ 1, since β grows with η
+    while not found.omega <= 1:
+        before, found = found, _guarantee(chain, local, found.step / 2)
+    if found.step == 0:
+        return found
+    opposite, value = math.log(before.omega), math.log(found.omega)
+    for _ in range(_TRIALS):
+        if abs(found.omega - 1) <= _CLOSE:
+            break
+        share = value / (value - opposite) if math.isfinite(opposite) else 0.5
+        trial = _guarantee(chain, local, found.step * (before.step / found.step) ** share)
+        if (trial.omega > 1) == (found.omega > 1):
+            opposite /= 2  # the other end stays: let the next secant go further towards it
+        else:
+            before, opposite = found, value
+        found, value = trial, math.log(trial.omega)
+    return found
 
 
 def _guarantee(chain: Chain, local: LossState, step: float) -> Descent:
     radius = step * math.sqrt(local.grad_norm_sq)
     network = network_constants(chain, x_norm=local.x_norm, radius=radius)
-    constants = loss_constants(network, radius=radius, loss=local.loss, ratio=local.ratio, kappa=1.0, scale=local.scale)
+    constants = loss_constants(network, radius=radius, loss=local.loss, ratio=local.ratio, kind=local.kind)
     return Descent(step, radius, network, constants)
 
 
@@ -115,9 +155,43 @@ class Condition(NamedTuple):
         return self.margin > 0
 
 
-def alpha_condition(found: Descent) -> Condition:
-    """Check restricted strong convexity, α > 0 (WN, Lemma 5.1). Its rate is no better than `Descent.rate`."""
-    return Condition(found.constants.alpha)
+def alpha_condition(found: Descent) -> Condition | None:
+    """Check restricted strong convexity, α > 0 (WN, Lemma 5.1). Its rate is no better than `Descent.rate`.
+
+    ``None`` for a loss that has no α.
+    """
+    alpha = found.constants.alpha
+    return None if alpha is None else Condition(alpha)
+
+
+def mean_gradient_condition(
+    found: Descent, kind: KnownLoss, *, mean_predictor_grad_norm_sq: float, kappa: float, outputs: int
+) -> RSCCondition:
+    """Check RSC's condition on ‖ḡ‖² for any chain: α = akκ²‖ḡ‖² − (2aGρ₂ + ℓ̄ + aGρ₂)H̄ > 0, a = 2s (square loss).
+
+    RSC, Theorems 5.1, B.1 and C.2 with the bounds of `network_constants`, in the ball of the step and for
+    |cos(θ' − θ, ḡ)| ≥ κ: (1/n) Σ_i ‖J_iδ‖² ≥ k⟨ḡ, δ⟩² by Jensen, over samples and outputs.
+
+    Args:
+        found: the guarantee of a step.
+        kind: the square loss with its scale s.
+        mean_predictor_grad_norm_sq: ‖ḡ‖², ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i), on the samples of the loss.
+        kappa: κ, for a step of gradient descent |cos(∇L, ḡ)|.
+        outputs: k, the number of outputs of a sample.
+
+    Example:
+        >>> network, ball = NetworkConstants(2.0, 3.0, 1.0, 1.0), dict(radius=0.0, loss=4.0, ratio=20.0)
+        >>> found = Descent(0.0, 0.0, network, loss_constants(network, **ball))
+        >>> condition = dict(mean_predictor_grad_norm_sq=5.0, kappa=1.0, outputs=1)
+        >>> mean_gradient_condition(found, KnownLoss("square"), **condition)
+        RSCCondition(holds=True, margin=1.0, threshold=4.0, alpha=2.0)
+    """
+    if not kind.is_square:
+        raise ValueError(f"Expected a loss that is strongly convex in the outputs, the square loss, but got {kind}.")
+    factor, defect = kind.curvature * outputs * kappa**2, found.constants.defect
+    threshold = defect / factor if factor > 0 else math.inf
+    margin = mean_predictor_grad_norm_sq - threshold
+    return RSCCondition(margin > 0, margin, threshold, factor * mean_predictor_grad_norm_sq - defect)
 
 
 def ntk_condition(lambda_min: float, floor: float) -> Condition:

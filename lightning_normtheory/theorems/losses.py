@@ -54,6 +54,37 @@ class KnownLoss(NamedTuple):
             return math.log(self.classes) + 2 * output
         return self.scale * self.terms * (math.log(2) + output)
 
+    @property
+    def curvature(self) -> float:
+        """b ≥ ‖∇²ℓ‖₂, second derivatives of a sample's loss in its outputs (RSC, Assumption 3).
+
+        2s for the square loss. The softmax covariance diag(p) − ppᵀ has eigenvalues up to ½, σ(1 − σ) is up to ¼.
+        """
+        return 2 * self.scale if self.is_square else self._of_a_term / (2 if self.name == "cross_entropy" else 4)
+
+    def gradient_bound(self, loss: float) -> float:
+        """Bound the mean of ‖∂ℓ/∂f‖ over samples whose mean loss is ``loss``.
+
+        Square loss: 2s√(L/s). Cross entropy: ‖p − y‖ ≤ √2(1 − e^{−ℓ}), logistic loss: |σ − y| ≤ 1 − e^{−ℓ}; both are
+        concave in ℓ. With T terms of the factor w and U = 1 − e^{−L/(wT)}: w min(TU, √(TU)), times √2 for the former.
+
+        Example:
+            One sample of two classes with p = (¼, ¾), y = 1, has ‖p − y‖ = ¾√2
+
+            >>> KnownLoss("cross_entropy", classes=2).gradient_bound(math.log(4)) / math.sqrt(2)
+            0.75
+        """
+        if self.is_square:
+            return 2 * math.sqrt(self.scale * loss)
+        weight = self._of_a_term
+        share = -self.terms * math.expm1(-loss / (weight * self.terms))
+        return weight * min(share, math.sqrt(share)) * (math.sqrt(2) if self.name == "cross_entropy" else 1.0)
+
+    @property
+    def _of_a_term(self) -> float:
+        """The factor of one position's cross entropy, or of one output's logistic loss."""
+        return self.scale / self.terms if self.name == "cross_entropy" else self.scale
+
     def of_zero(self, targets: Tensor | None) -> float:
         """Return the mean loss of a network whose outputs are all zero.
 

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from lightning_normtheory.architecture.chain import Chain, chain_of
 from lightning_normtheory.architecture.recorder import record_forward
-from lightning_normtheory.theorems.chain_bounds import loss_constants, network_constants
+from lightning_normtheory.theorems.chain_bounds import SQUARE_LOSS, loss_constants, network_constants
 from lightning_normtheory.theorems.descent import LossState, alpha_condition, guaranteed_step, ntk_condition
 from lightning_normtheory.theorems.papers.wn import weightnorm_constants
 from lightning_normtheory.theorems.problem import input_norms
@@ -85,7 +85,7 @@ def test_gradient_descent_falls_by_what_is_guaranteed(block):
         at = At(net, x)
         y = torch.randn(at.outputs(at.theta, x).shape, dtype=torch.float64)
         loss, gradient = square_loss(at, at.theta, y)
-        local = LossState(loss, float(gradient.square().sum()), 1.0, largest_norm(x))
+        local = LossState(loss, float(gradient.square().sum()), SQUARE_LOSS, largest_norm(x))
         best = guaranteed_step(chain_for(net, x), local)
         assert math.isclose(best.omega, 1, rel_tol=1e-6)
         for omega in (0.3, 1.0, 1.9):
@@ -143,7 +143,7 @@ def test_rsc_holds_for_large_weight_norms_and_the_loss_falls_at_the_guaranteed_r
     for _ in range(5):
         loss, gradient = square_loss(at, theta, y)
         nn.utils.vector_to_parameters(theta, [p for p in net.parameters() if p.requires_grad])
-        local = LossState(loss, float(gradient.square().sum()), 1.0, 1.0)
+        local = LossState(loss, float(gradient.square().sum()), SQUARE_LOSS, 1.0)
         best = guaranteed_step(chain_for(net, x), local)
         condition = alpha_condition(best)
         assert condition.holds
