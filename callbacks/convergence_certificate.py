@@ -11,9 +11,9 @@ from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.cost import FORWARD, SHARED, Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
+from lightning_normtheory.callbacks.paper_constants import papers_constants
 from lightning_normtheory.callbacks.theorem_verdicts import TheoremVerdictsDiagnostic
 from lightning_normtheory.linalg.spectrum import spectral_norm
-from lightning_normtheory.norms.units import min_weight_norm
 from lightning_normtheory.ntk.result import TangentKernel
 from lightning_normtheory.rsc import why_no_ratio
 from lightning_normtheory.theorems.descent import (
@@ -23,12 +23,12 @@ from lightning_normtheory.theorems.descent import (
     alpha_condition,
     dgm_condition,
     guaranteed_step,
+    mean_gradient_condition,
     ntk_condition,
 )
 from lightning_normtheory.theorems.losses import KnownLoss
 from lightning_normtheory.theorems.papers.dgm import DGMForm
-from lightning_normtheory.theorems.papers.rsc import ntk_lower_bound, rsc_condition, rsc_constants, rsc_radii
-from lightning_normtheory.theorems.papers.wn import weightnorm_constants
+from lightning_normtheory.theorems.papers.rsc import ntk_lower_bound
 from lightning_normtheory.theorems.problem import Problem
 
 __all__ = ["ConvergenceCertificate"]
@@ -82,13 +82,18 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
             self._examine(measurement)  # an iterable dataset, or no finite loss at the start
         problem, loss = measurement.theory.problem, measurement.theory.problem.loss
         metrics, conditions = self._radii(problem), {}
-        if isinstance(loss, KnownLoss) and loss.is_square:
-            local = LossState(measurement.rsc.loss, measurement.rsc.grad_norm_sq, loss.scale, problem.x_norm)
+        if not math.isnan(kappa := abs(measurement.gradient_cosine)):
+            metrics["rsc_kappa"] = kappa
+        if isinstance(loss, KnownLoss):
+            local = LossState(measurement.rsc.loss, measurement.rsc.grad_norm_sq, loss, problem.x_norm)
             found = _descent(problem, local)
             if found is not None:
                 metrics.update(_constants(found, local, measurement.theory.plain_learning_rate, problem))
-                conditions["rsc"] = alpha_condition(found)
-                metrics.update(self._papers_constants(measurement, problem, metrics))
+                if (condition := alpha_condition(found)) is not None:
+                    conditions["rsc"] = condition
+                    metrics.update(_mean_gradient(measurement, found, kappa))
+                    metrics.update(papers_constants(measurement, self._initial, found.radius, metrics))
+        if isinstance(loss, KnownLoss) and loss.is_square:
             kernel = _full_kernel(measurement, self._samples)
             if kernel is not None:
                 conditions.update(self._kernel_conditions(kernel))
@@ -116,29 +121,6 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
         if not _has_weight_norm(chain):
             radii["rho"] = max(map(spectral_norm, hidden), default=0.0)
         return radii
-
-    def _papers_constants(
-        self, measurement: Measurement, problem: Problem, metrics: Mapping[str, float]
-    ) -> dict[str, float]:
-        """Return the constants as printed in the papers, for networks of their form."""
-        own = problem.has_weight_norm_form, problem.has_rsc_form
-        targets = measurement.theory.target_matrix if any(own) else None
-        if targets is None or isinstance(problem.chain, str) or "rho_1" not in metrics:
-            return {}
-        chain, (phi,) = problem.chain, problem.activations
-        shared = {
-            "depth": chain.depth,
-            "width": chain.links[0].affine.size,
-            "rho1": metrics["rho_1"],
-            "rho2": metrics[f"{_NAME}_rho_2"],
-            "beta_phi": phi.smoothness,
-            "phi0": phi.at_zero,
-            "targets": targets,
-            "v0_norm": float(self._initial[-1].double().norm(dim=1).max()),
-        }
-        if own[0]:
-            return _weight_norm_papers(measurement, shared)
-        return _rsc_papers(measurement, chain, self._initial, shared)
 
     def _measured_rate(self, measurement: Measurement) -> dict[str, float]:
         """Return L⁺/L per optimizer step, the geometric mean since the last measurement."""
@@ -195,13 +177,11 @@ def _descent(problem: Problem, local: LossState) -> Descent | None:
     chain = problem.chain
     if isinstance(chain, str) or any(math.isinf(phi.smoothness) for phi in problem.activations):
         return None
-    usable = local.loss > 0 and all(map(math.isfinite, local))
-    return guaranteed_step(chain, local) if usable else None
+    return guaranteed_step(chain, local) if local.is_usable else None
 
 
 def _constants(found: Descent, local: LossState, rate: float | None, problem: Problem) -> dict[str, float]:
     metrics = {
-        f"{_NAME}_alpha": found.constants.alpha,
         f"{_NAME}_beta": found.constants.beta,
         f"{_NAME}_step": found.step,
         f"{_NAME}_rho_2": found.radius,
@@ -210,12 +190,25 @@ def _constants(found: Descent, local: LossState, rate: float | None, problem: Pr
         f"{_NAME}_lipschitz_bound": found.network.lipschitz,
         f"{_NAME}_rate": found.rate(local.ratio),
     }
+    if found.constants.alpha is not None:
+        metrics[f"{_NAME}_alpha"] = found.constants.alpha
     if rate is not None and isinstance(problem.chain, Chain):
         own = guaranteed_step(problem.chain, local, rate)
         metrics[f"{_NAME}_omega"] = own.omega
         if own.omega < 2:
             metrics[f"{_NAME}_own_rate"] = own.rate(local.ratio)
     return metrics
+
+
+def _mean_gradient(measurement: Measurement, found: Descent, kappa: float) -> dict[str, float]:
+    """Return RSC's condition on ‖ḡ‖² for any chain, without outputs that failed."""
+    problem, size = measurement.theory.problem, measurement.rsc.mean_predictor_grad_norm_sq
+    if math.isnan(kappa) or isinstance(problem.loss, str):
+        return {}
+    condition = mean_gradient_condition(
+        found, problem.loss, mean_predictor_grad_norm_sq=size, kappa=kappa, outputs=problem.outputs
+    )
+    return {"rsc_alpha": condition.alpha, "rsc_threshold": condition.threshold, "rsc_margin": condition.margin}
 
 
 def _full_kernel(measurement: Measurement, samples: int) -> TangentKernel | None:
@@ -236,37 +229,6 @@ def _compared(kernel: TangentKernel, outputs: int, scale: float) -> dict[str, fl
     }
 
 
-def _weight_norm_papers(measurement: Measurement, shared: dict[str, Any]) -> dict[str, float]:
-    w_min = min_weight_norm(measurement.model)
-    found = weightnorm_constants(**shared, w_min=w_min, kappa=1.0, ratio=measurement.rsc.ratio)
-    assert found.alpha is not None
-    return {
-        "wn_alpha": found.alpha,
-        "wn_beta": found.beta,
-        "wn_hessian_bound": found.hessian,
-        "wn_gradient_bound": found.gradient,
-        "wn_loss_bound": found.loss,
-    }
-
-
-def _rsc_papers(
-    measurement: Measurement, chain: Chain, initial: list[Tensor], shared: dict[str, Any]
-) -> dict[str, float]:
-    """Return RSC's own constants, with γ from the spectral norms of the weights."""
-    radii = rsc_radii([link.affine.weight.cpu() for link in chain.links], initial)
-    kappa = abs(measurement.gradient_cosine)
-    constants = rsc_constants(**shared, gamma=radii.gamma, kappa=kappa)
-    found = rsc_condition(measurement.rsc.mean_predictor_grad_norm_sq, constants, shared["width"])
-    return {
-        "rsc_gamma": radii.gamma,
-        "rsc_kappa": kappa,
-        "rsc_alpha": found.alpha,
-        "rsc_beta": constants.beta,
-        "rsc_threshold": found.threshold,
-        "rsc_margin": found.margin,
-    }
-
-
 class ConvergenceCertificate(DiagnosticCallback):
     """Logs which sufficient condition for convergence holds, its margin, the guaranteed rate and the measured rate.
     Prints at fit start which theorems of the five papers apply to the network, and why the remaining ones do not.
@@ -274,17 +236,20 @@ class ConvergenceCertificate(DiagnosticCallback):
     Every guarantee is about one step of gradient descent on the samples of the probe, from the current parameters:
     L⁺ ≤ rate · L. It holds for the training set if the probe is the whole set. Steps on other batches, momentum
     and weight decay have no guarantee in these papers, and a condition that holds now need not hold after such steps.
-    For the square loss only, recognized by its value at every measurement.
+    For the square loss, the cross entropy and the logistic loss, recognized by their values at every measurement. α and
+    the conditions need the square loss: the others are not strongly convex in the outputs (RSC, Assumption 3).
 
     The header of ``normtheory.jsonl`` also has the table of the theorems.
 
     Logged after every n-th epoch or step, as far as they apply to the network and can be tested:
 
-    * chains of Linear layers or convolutions with smooth activations: ``normtheory/certificate_rsc``: 1 if α > 0 (WN,
-      Lemma 5.1, generalized), ``…_rsc_margin`` = α;
-    * ``normtheory/certificate_alpha``, ``…_beta`` (WN, Lemmas 5.1 and 5.2), ``…_step`` = 1/β, ``…_rho_2``: how far that
-      step goes, ``…_rate`` = 1 − R/(2β), the guaranteed L⁺/L of that step; ``…_hessian_bound`` ≥ ‖∇²f‖,
-      ``…_gradient_bound`` ≥ ‖∂f/∂θ‖, ``…_lipschitz_bound`` ≥ ‖∂f/∂x‖;
+    * chains of Linear layers or convolutions with smooth activations: ``normtheory/certificate_beta`` (WN, Lemma 5.2;
+      RSC, Theorem B.2), ``…_step`` = 1/β, ``…_rho_2``: how far that step goes, ``…_rate`` = 1 − R/(2β), the guaranteed
+      L⁺/L of that step; ``…_hessian_bound`` ≥ ‖∇²f‖, ``…_gradient_bound`` ≥ ‖∂f/∂θ‖, ``…_lipschitz_bound`` ≥ ‖∂f/∂x‖;
+    * the same with the square loss: ``normtheory/certificate_alpha`` of the cone around ∇L (WN, Lemma 5.1,
+      generalized), ``…_rsc``: 1 if α > 0, ``…_rsc_margin`` = α; of the cone around ḡ (RSC, Theorem 5.1, generalized)
+      ``normtheory/rsc_alpha``, ``…_threshold`` and ``…_margin`` = ‖ḡ‖² − threshold, which has to be positive;
+    * ``normtheory/rsc_kappa`` = |cos(∇L, ḡ)|, for any model and loss;
     * for plain SGD of all trained parameters, without clipping: ``normtheory/certificate_omega`` = ηβ for the run's η;
       below 2 also ``…_own_rate``, the rate guaranteed for that η. From 2 on there is no guarantee;
     * ``normtheory/certificate_ntk``: 1 if λ_min of the kernel of all outputs is above its floor, ``…_ntk_margin``,
@@ -299,8 +264,9 @@ class ConvergenceCertificate(DiagnosticCallback):
     * ``normtheory/rho_1`` = max_h ‖v_h − v_h(0)‖ of the output weights, and without WeightNorm ``normtheory/rho`` =
       max_l ‖W_l − W_l(0)‖₂ over the hidden layers;
     * for a network of WN's own form, ``normtheory/wn_alpha``, ``…_beta``, ``…_hessian_bound``, ``…_gradient_bound``,
-      ``…_loss_bound`` as the paper has them; of RSC's, ``normtheory/rsc_gamma``, ``…_kappa``, ``…_alpha``, ``…_beta``,
-      ``…_threshold`` and ``…_margin`` = ‖ḡ‖² − threshold, which has to be positive (RSC, Theorem 5.1).
+      ``…_loss_bound`` as the paper has them; of RSC's, ``normtheory/rsc_gamma``, ``…_beta``, ``…_hessian_bound`` =
+      c_H/√m, ``…_gradient_bound`` = ϱ, ``…_loss_bound``, and α and threshold as the paper has them. Both hold at both
+      ends of the guaranteed step.
 
     The arguments that are not listed are those of `DiagnosticCallback`.
 

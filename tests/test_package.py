@@ -194,11 +194,12 @@ PUBLIC = {
         MinWeightNorm NTKLeastEigenvalue NormTheory Probe RSCRatio RademacherBound WeightNormTheory
     """,
     "lightning_normtheory.theorems": """
-        BatchNormForm BatchNormTheorem BestScale Complexity GeneralizationBound LossState Margin
-        NetworkConstants Problem RSCCondition RSCConstants RSCRadii TheoremStatus
+        BatchNormForm BatchNormTheorem BestScale Complexity GeneralizationBound KnownLoss LossState
+        Margin NetworkConstants Problem RSCCondition RSCConstants RSCRadii TheoremStatus
         WeightNormConstants applicable_theorems batchnorm_factors batchnorm_form batchnorm_margin
-        batchnorm_rademacher batchnorm_theorem best_scale dyadic_data dyadic_linear_margin generalization_bound
-        guaranteed_step infinite_width_kernels loss_constants network_complexity network_constants
+        batchnorm_rademacher batchnorm_theorem best_scale dyadic_data dyadic_linear_margin
+        generalization_bound guaranteed_step infinite_width_kernels loss_constants
+        mean_gradient_condition network_complexity network_constants
         network_problem ntk_lower_bound rsc_condition rsc_constants rsc_radii theorem_table
         weightnorm_constants weightnorm_generalization_bound weightnorm_rademacher
     """,

@@ -14,8 +14,9 @@ from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_ta
 from lightning_normtheory.theorems.applicability import applicable_theorems
 from lightning_normtheory.theorems.chain_bounds import NetworkConstants, loss_constants, network_constants
 from lightning_normtheory.theorems.complexity import Complexity, network_complexity
-from lightning_normtheory.theorems.descent import LossState, guaranteed_step
+from lightning_normtheory.theorems.descent import LossState, guaranteed_step, mean_gradient_condition
 from lightning_normtheory.theorems.generalization import GeneralizationBound, generalization_bound
+from lightning_normtheory.theorems.losses import KnownLoss
 from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_rademacher, batchnorm_theorem
 from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form
@@ -45,6 +46,7 @@ __all__ = [
     "BestScale",
     "Complexity",
     "GeneralizationBound",
+    "KnownLoss",
     "LossState",
     "Margin",
     "NetworkConstants",
@@ -67,6 +69,7 @@ __all__ = [
     "guaranteed_step",
     "infinite_width_kernels",
     "loss_constants",
+    "mean_gradient_condition",
     "network_complexity",
     "network_constants",
     "network_problem",

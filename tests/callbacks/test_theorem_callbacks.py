@@ -47,7 +47,7 @@ def test_the_certificate_is_that_of_the_theory_floor():
     measured = fit(ConvergenceCertificate(on_error="raise"), module, data)
     problem = network_problem(module.net, *data, square)
     rsc = rsc_ratio(module.net, square, [data])
-    local = LossState(rsc.loss, rsc.grad_norm_sq, 1.0, problem.x_norm)
+    local = LossState(rsc.loss, rsc.grad_norm_sq, problem.loss, problem.x_norm)
     best, own = guaranteed_step(problem.chain, local), guaranteed_step(problem.chain, local, 0.01)
     expected = {
         "certificate_alpha": best.constants.alpha,
@@ -87,7 +87,7 @@ def test_a_network_of_wns_form_has_the_papers_constants():
         width=8,
         w_min=min(float(v.norm(dim=1).min()) for v in directions),
         beta_phi=4 / (3 * math.sqrt(3)),
-        rho1=float((module.net[-1].weight.detach() - start).norm()),
+        rho1=float((module.net[-1].weight.detach() - start).norm()) + measured["certificate_rho_2"],
         rho2=measured["certificate_rho_2"],
         targets=data[1],
         kappa=1.0,
@@ -98,7 +98,7 @@ def test_a_network_of_wns_form_has_the_papers_constants():
     assert measured["wn_beta"] == pytest.approx(expected.beta, rel=1e-6)
     assert measured["wn_hessian_bound"] == pytest.approx(expected.hessian, rel=1e-6)
     assert measured["certificate_beta"] <= measured["wn_beta"]
-    assert "rsc_alpha" not in measured
+    assert "rsc_gamma" not in measured
 
 
 def test_a_network_of_rscs_form_has_the_papers_constants():
@@ -122,7 +122,7 @@ def test_nothing_pretends_on_a_relu_network_with_cross_entropy(tmp_path, monkeyp
     trainer([ConvergenceCertificate(on_error="raise")], max_epochs=1).fit(Classifier("bn"), loader())
     (row,) = rows().values()
     names = {name.removeprefix("normtheory/") for name in row}
-    assert names == {"certificate_rate_measured", "seconds"}
+    assert names == {"certificate_rate_measured", "rsc_kappa", "seconds"}
     theorems = header()["theorems"]
     assert [each["verdict"] for each in theorems].count("does not apply") == 5
     assert all(each["reasons"] for each in theorems)

@@ -37,7 +37,7 @@ METRICS = (
     _keep_max(
         "certificate_alpha",
         "α",
-        "constant α of restricted strong convexity; no guarantee if negative",
+        "constant α of restricted strong convexity (WN, Lemma 5.1, generalized); no guarantee if negative",
         "alpha",
         row="α of strong convexity",
     ),
@@ -77,15 +77,25 @@ METRICS = (
     _upper("certificate_lipschitz_bound", "Lipschitz bound", "bound on ‖∂f/∂x‖", "gradient_bounds"),
     _upper("wn_loss_bound", "φ̄ of WN", "bound on the loss of WN", "loss"),
     _keep_max("rsc_gamma", "γ of RSC", "largest ‖W‖₂/√m", "rsc_constants"),
+    _upper("rsc_hessian_bound", "c_H/√m of RSC", "bound on ‖∇²f‖ of RSC, Theorem 4.1", "predictor"),
+    _upper("rsc_gradient_bound", "ϱ of RSC", "bound on ‖∂f/∂θ‖ of RSC, Lemma 4.1", "gradient_bounds"),
+    _upper("rsc_loss_bound", "c of RSC", "bound on the loss of RSC, Lemma 4.2", "loss"),
     _keep_min("rsc_kappa", "κ of RSC", "cosine |cos(∇L, ḡ)|", "rsc_constants"),
-    _keep_max("rsc_alpha", "α of RSC", "α of RSC, for the paper's own network", "alpha"),
+    _keep_max(
+        "rsc_alpha", "α of RSC", "α of RSC, Theorem 5.1; generalized for networks other than the paper's", "alpha"
+    ),
     _upper("rsc_beta", "β of RSC", "β of RSC, for the paper's own network", "smoothness"),
     _keep_min(
         "rsc_threshold",
         "threshold of RSC",
-        "value that ‖ḡ‖² must exceed (RSC, Theorem 5.1)",
+        "value that ‖ḡ‖² must exceed (RSC, Theorem 5.1, or generalized)",
         "mean_gradient",
         role="limit",
     ),
-    _keep_min("rsc_margin", "‖ḡ‖² − threshold", "margin of RSC, Theorem 5.1, negative if it fails", "rsc_margin"),
+    _keep_min(
+        "rsc_margin",
+        "‖ḡ‖² − threshold",
+        "margin of RSC, Theorem 5.1, or generalized; negative if it fails",
+        "rsc_margin",
+    ),
 )

@@ -69,7 +69,7 @@ def _trace(history: History) -> Reading | None:
 
 
 def _predictor(history: History) -> Reading | None:
-    bounds, measured = ("certificate_hessian_bound", "wn_hessian_bound"), "predictor_hessian_norm"
+    bounds, measured = ("certificate_hessian_bound", "wn_hessian_bound", "rsc_hessian_bound"), "predictor_hessian_norm"
     name = next((name for name in bounds if history.latest(name, measured)), None)
     if name is None:
         norm = history.last(measured)

@@ -147,7 +147,7 @@ def _mean_gradient(history: History) -> Reading | None:
     now = history.latest(name, "rsc_threshold")
     threshold, value = now.get("rsc_threshold", math.nan), now.get(name, math.nan)
     if math.isnan(threshold) or math.isnan(value):
-        return _only(history, name, "RSC's threshold is known only for the paper's networks.")
+        return _only(history, name, "RSC's threshold is known only for smooth chains of layers with the square loss.")
     if value > threshold:
         return Reading(
             "‖ḡ‖² is above RSC's threshold.",
