@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_normtheory import batchnorm_margin, hessian_top_eigenvalue, rsc_ratio, weightnorm_constants
 from lightning_normtheory.callbacks import BatchNormTheory, ConvergenceCertificate, NormTheory, RademacherBound
 from lightning_normtheory.record.history import read_histories
-from lightning_normtheory.theorems import LossState, guaranteed_step, network_problem
+from lightning_normtheory.theorems import LossState, guaranteed_step, mean_gradient_condition, network_problem
 from lightning_normtheory.theorems.generalization import generalization_bound
 from lightning_normtheory.theorems.papers.bn_form import batchnorm_form
 
@@ -74,6 +74,44 @@ def test_beta_is_above_the_largest_eigenvalue_of_the_hessian_and_the_step_keeps_
     for before, after in ((history[0], history[1]), (history[1], history[2])):
         guaranteed = before["normtheory/certificate_own_rate"]
         assert after["normtheory/certificate_rate_measured"] <= guaranteed < 1
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy_with_logits"])
+def test_other_losses_have_a_guaranteed_step_and_no_alpha(loss):
+    x, y = samples()
+    classes = 3 if loss == "cross_entropy" else 2
+    y = (3 * y[:, 0]).long() if loss == "cross_entropy" else torch.cat([y, 1 - y], 1).round()
+    criterion = getattr(nn.functional, loss)
+    net = nn.Sequential(weight_norm(nn.Linear(3, 8)), nn.GELU(), nn.Linear(8, classes)).double()
+    measured = fit(ConvergenceCertificate(on_error="raise"), Regression(net, 0.05, criterion), (x, y), epochs=3)
+    top = hessian_top_eigenvalue(net, criterion, [(x, y)], method="lanczos")
+    assert top.value <= measured["certificate_beta"]
+    assert measured["certificate_step"] == pytest.approx(1 / measured["certificate_beta"])
+    assert 0 <= measured["rsc_kappa"] <= 1
+    assert not {"certificate_alpha", "certificate_rsc", "certificate_ntk", "rsc_alpha"} & set(measured)
+    history = rows()
+    for before, after in ((history[0], history[1]), (history[1], history[2])):
+        guaranteed = before["normtheory/certificate_own_rate"]
+        assert after["normtheory/certificate_rate_measured"] <= guaranteed < 1
+
+
+def test_any_chain_has_rscs_condition_on_the_mean_gradient():
+    data = samples()
+    module = Regression(nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 1)).double())
+    measured = fit(ConvergenceCertificate(on_error="raise"), module, data)
+    problem, rsc = network_problem(module.net, *data, square), rsc_ratio(module.net, square, [data])
+    best = guaranteed_step(problem.chain, LossState(rsc.loss, rsc.grad_norm_sq, problem.loss, problem.x_norm))
+    expected = mean_gradient_condition(
+        best,
+        problem.loss,
+        mean_predictor_grad_norm_sq=rsc.mean_predictor_grad_norm_sq,
+        kappa=measured["rsc_kappa"],
+        outputs=1,
+    )
+    assert measured["rsc_alpha"] == pytest.approx(expected.alpha, rel=1e-6)
+    assert measured["rsc_threshold"] == pytest.approx(expected.threshold, rel=1e-6)
+    assert measured["rsc_margin"] == pytest.approx(expected.margin, rel=1e-6)
+    assert "rsc_gamma" not in measured
 
 
 def test_a_network_of_wns_form_has_the_papers_constants():

@@ -101,7 +101,7 @@ class BoundChecks(Checks):
 
     def _descent(self) -> None:
         row, dense = self.row, self.now
-        beta, alpha, step = (row[f"certificate_{name}"] for name in ("beta", "alpha", "step"))
+        beta, step = row["certificate_beta"], row["certificate_step"]
         gradient, loss = dense.gradient, dense.loss
         squares = float(gradient.square().sum())
         curvature = float(torch.linalg.eigvalsh((dense.hessian + dense.hessian.t()) / 2).abs().max())
@@ -109,18 +109,35 @@ class BoundChecks(Checks):
         self.close("certificate_step", 1 / beta)
         self.close("certificate_rho_2", math.sqrt(squares) / beta, math.sqrt(squares) / beta + 1e-12)
         after = dense.moved(-step * gradient)
-        lowest = loss - step * squares + alpha / 2 * step**2 * squares
-        row.holds("certificate_alpha", after >= lowest - CLOSE * loss, f"L⁺ = {after} ≥ {lowest}")
+        row.require(("certificate_alpha" in row) == (self.plan.loss in ("square", "mse")), "the square loss has an α")
+        for name in ("certificate_alpha", "rsc_alpha"):
+            if name in row:
+                lowest = loss - step * squares + row[name] / 2 * step**2 * squares
+                row.holds(name, after >= lowest - CLOSE * loss, f"L⁺ = {after} ≥ {lowest}")
         self.close("certificate_rate", 1 - squares / loss / (2 * beta), 1.0)
         row.require(after <= (row["certificate_rate"] + CLOSE) * loss, f"L⁺ = {after} exceeds the guaranteed rate")
-        row.equal("certificate_rsc", float(alpha > 0), 0.0)
-        self.close("certificate_rsc_margin", alpha)
+        self._conditions()
         self._network_bounds()
         if "certificate_omega" in row:
             row.at_least("certificate_omega", self.plan.lr * curvature, CLOSE)
         if "certificate_own_rate" in row:
             own = dense.moved(-self.plan.lr * gradient)
             row.at_least("certificate_own_rate", own / loss, CLOSE)
+
+    def _conditions(self) -> None:
+        row = self.row
+        if "certificate_alpha" in row:
+            alpha = row["certificate_alpha"]
+            row.equal("certificate_rsc", float(alpha > 0), 0.0)
+            self.close("certificate_rsc_margin", alpha)
+        if "rsc_alpha" in row:
+            size, threshold = row["mean_predictor_grad_norm_sq"], row["rsc_threshold"]
+            row.holds("rsc_threshold", threshold >= 0, "no negative number")
+            self.close("rsc_margin", size - threshold, size + threshold)
+            # In units of ‖ḡ‖², α is the margin.
+            factor = 2 * self._scale * self.plan.outputs * row["rsc_kappa"] ** 2
+            close = abs(row["rsc_alpha"] - factor * (size - threshold)) <= CLOSE * factor * (size + threshold)
+            row.require(close, f"rsc_alpha = {row['rsc_alpha']} is not {factor} times the margin")
 
     def _network_bounds(self) -> None:
         dense = self.predicting[-1]

@@ -47,6 +47,11 @@ class Checks:
         self.close("rsc_ratio", squares / now.loss, squares / now.loss + 1e-12)
         mean = now.jacobian.mean((0, 1))
         self.close("mean_predictor_grad_norm_sq", float(mean.square().sum()), float(now.jacobian.square().sum()))
+        if "rsc_kappa" in self.row:
+            lengths = float(now.gradient.norm() * mean.norm())
+            # A mean of gradients that cancel each other is less exact than they are.
+            size = float(now.gradient.norm() * now.jacobian.norm())
+            self.close("rsc_kappa", abs(float(now.gradient @ mean)) / lengths, size / lengths)
         self.close("loss_ratio", now.loss / then.loss)
         rate = (now.loss / then.loss) ** (1 / (self.steps[-1] - self.steps[-2]))
         self.close("certificate_rate_measured", rate)

@@ -22,7 +22,7 @@ EXPLAINED = {
 }
 # Constants of networks that are not drawn: inputs of norm 1, lengths 1/√m, factors 1/√m.
 NOT_DRAWN = ("ntk_alpha", "ntk_lambda_0", "ntk_mu_0", "ntk_threshold*", "certificate_dgm_*", "dgm_*", "wn_*",
-             "rsc_gamma", "rsc_kappa", "rsc_alpha", "rsc_beta", "rsc_threshold", "rsc_margin", "skipped")  # fmt: skip
+             "rsc_gamma", "rsc_beta", "rsc_*_bound", "skipped")  # fmt: skip
 
 
 class Ledger:
