@@ -52,7 +52,9 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("α, β", "constants of restricted strong convexity and smoothness; 1/β is the guaranteed step size"),
     ("L⁺/L", "loss after a step divided by the loss before it"),
     ("H̄, ϱ", "bounds on ‖∇²f‖ and ‖∂f/∂θ‖"),
+    ("α*", "scale of WeightNorm's directions at which DGM's rate is best; 0 or infinite if that is a limit"),
+    ("Λ", "tangent kernel V/α² + G of DGM's network: directions V/α², lengths G"),
     ("ε_N", "maximum of 1/N over the features of BatchNorm, with N = √(variance + eps)"),
     ("γ_a, γ_c", "margins through the output weights and through BatchNorm's scales at fit start"),
-    ("δ", "probability with which a generalization bound may fail"),
+    ("δ", "probability with which a generalization bound, or a theorem of DGM, may fail"),
 )
