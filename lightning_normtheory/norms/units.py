@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.model.layers import NormalizedWeight, public_name, refuse_uninitialized, weight_norm_layers
-from lightning_normtheory.norms.batchnorm_inputs import feeding_layers
+from lightning_normtheory.scaling.batchnorm_inputs import feeding_layers
 
 __all__ = ["NormalizedLayers", "min_weight_norm", "normalized_layers", "weight_norms"]
 

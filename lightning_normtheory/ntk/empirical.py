@@ -24,6 +24,7 @@ from lightning_normtheory.ntk.network import Converted, Network
 from lightning_normtheory.ntk.rank import count_distinct, gradient_dimensions
 from lightning_normtheory.ntk.result import KernelParts, Outputs, TangentKernel
 from lightning_normtheory.ntk.strategies import Effort, KernelTask, choose_effort, compute_kernel
+from lightning_normtheory.scaling.split import BatchNormSplit, batch_norm_split
 
 __all__ = ["effort_for_batches", "empirical_ntk", "tangent_kernel_of_batches"]
 
@@ -53,6 +54,13 @@ def empirical_ntk(
     its output; with WeightNorm w = g v/‖v‖ it splits into the part of the directions v and that of the lengths g (DGM,
     Section 3). Only gradients at the outputs of layers are computed, one backward pass for each output h.
 
+    BatchNorm after a layer w is γ w·(x − μ)/‖w‖_S plus a shift, a WeightNorm in the norm of the inputs' covariance S
+    (DGM, eq. 2.2): the weights w of the layers that feed a BatchNorm are directions, its scales γ are lengths. A
+    symbolic trace finds these layers. The parts are the exact blocks of these parameters, whatever the statistics are.
+    But the gradient in w is orthogonal to w only with batch statistics, for ε → 0, if the outputs depend on w through
+    BatchNorms alone; with running statistics, which are constants, BatchNorm undoes no scale. Under WeightNorm, a layer
+    that feeds a BatchNorm keeps v as direction and g as length.
+
     With many outputs, ``directions=m`` estimates the trace kernel from m random directions z_r, vectors of k signs:
     K̂ = (1/(mk)) Σ_r K(z_r), where K(z)_ij = ⟨∇(z·f)(x_i), ∇(z·f)(x_j)⟩. It is unbiased, takes m backward passes, and
     the result has standard errors.
@@ -80,6 +88,14 @@ def empirical_ntk(
         >>> found = empirical_ntk(layer, x[1:])
         >>> found.length, found.direction
         (tensor([[4.]], dtype=torch.float64), tensor([[0.]], dtype=torch.float64))
+
+        with batch statistics, so can only the length γ of BatchNorm, and its shift
+
+        >>> net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, eps=1e-30))
+        >>> found = empirical_ntk(net, torch.tensor([[-1.0], [1.0]]), batch_stats=True, dtype=torch.float64)
+        >>> found.length.round(decimals=9), bool(found.direction.abs().max() < 1e-12)
+        (tensor([[ 1., -1.],
+                [-1.,  1.]], dtype=torch.float64), True)
     """
     found = tangent_kernel_of_batches(
         model,
@@ -110,6 +126,7 @@ def tangent_kernel_of_batches(
     seed: int = 0,
     refine: bool = True,
     seen: Sequence[SampleBatch] | None = None,
+    split: BatchNormSplit | None = None,
     processes: Processes = SINGLE_PROCESS,
 ) -> TangentKernel:
     """Compute `empirical_ntk` for the samples of several batches; remarks are in the result, without warnings.
@@ -118,6 +135,7 @@ def tangent_kernel_of_batches(
         batches: batch statistics are those of each whole batch.
         refine: whether to repeat it in float64 if λ_min comes near its floor.
         seen: the part of each batch that the model uses, if it is known; samples that are equal in it are duplicates.
+        split: the result of `batch_norm_split`, if it is known; ``None``: the model is traced.
         processes: have the same model and batches, and share the work; all of them get the whole kernel.
     """
     if outputs not in get_args(Outputs):
@@ -131,10 +149,11 @@ def tangent_kernel_of_batches(
         )
     refuse_uninitialized(model)
     trainable_parameters(model)
+    known = processes.run_on_all(lambda: batch_norm_split(model)) if split is None else split
 
     def measure(dtype: torch.dtype | None) -> TangentKernel:
         with _measuring(model, batch_stats) as reset_state:
-            network = _network(model, reset_state, dtype)
+            network = _network(model, reset_state, dtype, known)
             mine = batches if dtype is None else [batch.map(partial(converted, dtype=dtype)) for batch in batches]
             task = KernelTask(network, mine, outputs, layers, processes, directions, seed)
             source, found = retry_with_less(lambda divisor: compute_kernel(replace(task, divisor=divisor)), processes)
@@ -177,7 +196,7 @@ def effort_for_batches(
 ) -> Effort:
     """Choose what `tangent_kernel_of_batches` computes, see `choose_effort`; takes a few passes of a few samples."""
     with _measuring(model, None) as reset_state:
-        task = KernelTask(_network(model, reset_state, None), batches, outputs, False, processes, 1)
+        task = KernelTask(_network(model, reset_state, None, BatchNormSplit()), batches, outputs, False, processes, 1)
         return retry_with_less(lambda divisor: choose_effort(replace(task, divisor=divisor), probe, most), processes)
 
 
@@ -193,9 +212,11 @@ def _measuring(model: nn.Module, batch_stats: bool | None) -> Iterator[Callable[
         yield reset_state
 
 
-def _network(model: nn.Module, reset_state: Callable[[], object], dtype: torch.dtype | None) -> Network:
+def _network(
+    model: nn.Module, reset_state: Callable[[], object], dtype: torch.dtype | None, split: BatchNormSplit
+) -> Network:
     other = dtype is not None and any(p.dtype != dtype for p in model.parameters())
-    return Network(model, reset_state, Converted(model, dtype) if other and dtype is not None else None)
+    return Network(model, reset_state, Converted(model, dtype) if other and dtype is not None else None, split)
 
 
 def _result(task: KernelTask, source: GradientSource, found: Assembled, seen: Sequence[SampleBatch]) -> TangentKernel:
@@ -221,7 +242,13 @@ def _result(task: KernelTask, source: GradientSource, found: Assembled, seen: Se
         operand_eps=operand_eps(lowest.device, lowest.dtype),
         subtracted=any(w.v.requires_grad and not w.g.requires_grad for w in network.weights.maps.values()),
         parameters=sum(leaf.tensor.numel() for leaf in network.parameters),
-        lengths=sum(leaf.tensor.numel() for leaf in network.parameters if leaf.part == "length"),
+        lengths=sum(
+            leaf.tensor.numel()
+            for leaf in network.parameters
+            if leaf.part == "length" and leaf.name not in network.split.lengths
+        ),
+        part_of={leaf.name: leaf.part for leaf in network.parameters},
+        untraced=network.split.unknown,
         rank_limit=_rank_limit(task, source, distinct),
         duplicates=samples - distinct,
         one_by_one=tuple(leaf.name for leaf in source.one_by_one),

@@ -16,6 +16,7 @@ from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_output_samples, map_leaves, require_graph, trainable_parameters
 from lightning_normtheory.model.layers import layer_of_parameter, weight_norm_parameters
 from lightning_normtheory.ntk.factors import Part, Result
+from lightning_normtheory.scaling.split import BatchNormSplit
 
 __all__ = ["Converted", "Leaf", "Network", "RecordingWeights"]
 
@@ -127,21 +128,31 @@ class Network:
     Args:
         reset_state: puts the model back into the state in which every forward pass begins.
         converted: the parameters in another precision, if the model's own is not used.
+        split: the parameters that are directions and lengths by BatchNorm. Those of WeightNorm are found here.
     """
 
-    def __init__(self, model: nn.Module, reset_state: Callable[[], object], converted: Converted | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        reset_state: Callable[[], object],
+        converted: Converted | None,
+        split: BatchNormSplit,
+    ) -> None:
         self.model = model
+        self.split = split
         self.weights = RecordingWeights()
         self._reset_state, self._converted = reset_state, converted
         self._begin()
-        roles = _roles(model)
+        parts = _parts(model, split)
         parameters = trainable_parameters(model)
         if len(devices := dict.fromkeys(str(p.device) for p in parameters.values())) > 1:
             raise ValueError(
                 f"Expected all trained parameters on one device, but they are on {' and '.join(devices)}: the parts of"
                 " the tangent kernel cannot be added up."
             )
-        self.parameters = [_leaf(name, p, roles) for name, p in parameters.items()]
+        self.parameters = [
+            Leaf(name, layer_of_parameter(name), parts.get(id(p), "rest"), p) for name, p in parameters.items()
+        ]
         self._weight_leaves: dict[int, Leaf] = {}
 
     def _begin(self) -> None:
@@ -208,13 +219,12 @@ class Network:
         return [leaf for leaf in self.parameters if id(leaf.tensor) in wanted]
 
 
-def _roles(model: nn.Module) -> dict[int, Part]:
-    roles: dict[int, Part] = {}
-    for module in model.modules():
-        for _, g, v in weight_norm_parameters(module):
-            roles.update({id(g): "length", id(v): "direction"})
-    return roles
-
-
-def _leaf(name: str, parameter: Tensor, roles: dict[int, Part]) -> Leaf:
-    return Leaf(name, layer_of_parameter(name), roles.get(id(parameter), "rest"), parameter)
+def _parts(model: nn.Module, split: BatchNormSplit) -> dict[int, Part]:
+    """The part of each parameter that is not in the rest, by its id."""
+    parts: dict[int, Part] = {}
+    for name, parameter in model.named_parameters():
+        if name in split.directions or name in split.lengths:
+            parts[id(parameter)] = "direction" if name in split.directions else "length"
+    for _, g, v in (triple for module in model.modules() for triple in weight_norm_parameters(module)):
+        parts.update({id(g): "length", id(v): "direction"})
+    return parts

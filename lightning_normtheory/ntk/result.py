@@ -20,7 +20,7 @@ _NEAR = 100
 
 @dataclass(frozen=True)
 class KernelParts:
-    """A kernel split by parameters: the directions v and the lengths g of WeightNorm, and the rest."""
+    """A kernel split by parameters: the directions and the lengths of WeightNorm and BatchNorm, and the rest."""
 
     direction: Tensor
     length: Tensor
@@ -33,8 +33,9 @@ class TangentKernel:
 
     Attributes:
         kernel: K, float64, (n, n), or (nk, nk) for all outputs: row i·k + h is output h of sample i.
-        direction: the part of the directions v of WeightNorm; zero without WeightNorm.
-        length: the part of the lengths g of WeightNorm.
+        direction: the part of the directions: v of WeightNorm, and the weights of layers that feed a BatchNorm; zero
+            without such layers.
+        length: the part of the lengths: g of WeightNorm, and the scale γ of a BatchNorm that a layer feeds.
         rest: the part of all other parameters. The three add up to ``kernel``.
         outputs: ``"full"``, ``"trace"`` or ``"sum"``, as in `empirical_ntk`.
         number_of_outputs: k.
@@ -43,6 +44,9 @@ class TangentKernel:
         subtracted: whether the kernel is a difference: some directions are trained without their lengths.
         parameters: p, the number of trainable entries.
         lengths: the number of lengths g of WeightNorm among them.
+        part_of: ``"direction"``, ``"length"`` or ``"rest"`` for each trainable parameter, by name.
+        untraced: the reason, for every BatchNorm with input channels that could not be traced to a layer. If none of
+            its channels could, its scale is in ``rest``.
         rank_limit: an upper bound of the rank, from the number of parameters and from duplicate samples.
         duplicates: the number of samples that are known to repeat an earlier one.
         one_by_one: names of the parameters whose gradients were computed sample by sample.
@@ -70,6 +74,8 @@ class TangentKernel:
     remark: str = ""
     layers: Mapping[str, KernelParts] = field(default_factory=dict, repr=False)
     by_direction: Tensor | None = field(default=None, repr=False)
+    part_of: Mapping[str, Part] = field(default_factory=dict, repr=False)
+    untraced: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def directions(self) -> int | None:

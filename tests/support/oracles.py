@@ -1,10 +1,12 @@
 """Brute-force references. Nothing here imports the code under test: each quantity is computed from its definition."""
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
@@ -261,6 +263,21 @@ def role(name: str) -> str:
     return "length" if name.endswith(("_g", "original0")) else "rest"
 
 
+def batch_norm_roles(model: nn.Module, x: Tensor) -> dict[str, str]:
+    """Directions and lengths of BatchNorm by parameter name, from the definition: the pairs of `scale_invariant_pairs`.
+
+    In such a pair the layer's weight is a direction and the BatchNorm's scale a length.
+    """
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return {}
+    names = {name for name, _ in model.named_parameters()}
+    found: dict[str, str] = {}
+    samples = torch.randn(12, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for layer, batch_norm in scale_invariant_pairs(copy.deepcopy(model), (samples,)):
+        found |= {f"{batch_norm}.weight".lstrip("."): "length", f"{layer}.weight".lstrip("."): "direction"}
+    return {name: part for name, part in found.items() if name in names}
+
+
 def contract(jacobians: Tensor, outputs: str) -> Tensor:
     """The kernel of Jacobians (n, k, p): all outputs sample by sample, their average, or that of their sum."""
     n, k, p = jacobians.shape
@@ -272,10 +289,12 @@ def contract(jacobians: Tensor, outputs: str) -> Tensor:
 
 
 def dense_kernel(model: nn.Module, x: Tensor, outputs: str) -> dict[str, Tensor]:
-    """The tangent kernel and its parts from the full Jacobian, whose columns belong to the parts by their names."""
+    """The tangent kernel and its parts from the full Jacobian, whose columns belong to the parts by their names, and by
+    what scaling a unit changes at a BatchNorm."""
     _, jacobians = jacobian(model, x)
     names = {id(p): name for name, p in model.named_parameters()}
-    roles = [role(names[id(p)]) for p in trainable(model) for _ in range(p.numel())]
+    of_batch_norm = batch_norm_roles(model, x)
+    roles = [of_batch_norm.get(name, role(name)) for p in trainable(model) for name in [names[id(p)]] * p.numel()]
     parts = {"kernel": contract(jacobians, outputs)}
     for part in ("direction", "length", "rest"):
         columns = torch.tensor([i for i, each in enumerate(roles) if each == part], dtype=torch.long)

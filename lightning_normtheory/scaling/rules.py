@@ -9,8 +9,8 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
-from lightning_normtheory.norms.scale_flow import Flow, merge, obstruct
 from lightning_normtheory.record.wording import join_names
+from lightning_normtheory.scaling.flow import Flow, merge, obstruct
 
 __all__ = ["may_alias", "operation_name", "parameter_ids", "pass_operation", "written_node"]
 

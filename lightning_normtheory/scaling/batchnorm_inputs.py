@@ -24,8 +24,8 @@ from lightning_normtheory.model.layers import (
     frozen_batch_norm_layers,
     is_batch_norm,
 )
-from lightning_normtheory.norms.scale_flow import Flow, enter_batch_norm, enter_layer, merge, obstruct
-from lightning_normtheory.norms.scale_rules import may_alias, parameter_ids, pass_operation, written_node
+from lightning_normtheory.scaling.flow import Flow, enter_batch_norm, enter_layer, merge, obstruct
+from lightning_normtheory.scaling.rules import may_alias, parameter_ids, pass_operation, written_node
 
 __all__ = ["Feeding", "feeding_layers"]
 

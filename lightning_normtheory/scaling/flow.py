@@ -6,7 +6,7 @@ Each value in a network's graph carries two sets of weights:
 * ``tainted``: the value depends on such a weight in some other way.
 
 A layer's output is scaled by its own weight. A BatchNorm drops the scaled weights and keeps the tainted ones. An
-operation without a rule (``scale_rules``) turns scaled into tainted. This is conservative: a scaling may be missed, but
+operation without a rule (``rules``) turns scaled into tainted. This is conservative: a scaling may be missed, but
 is never invented.
 """
 
