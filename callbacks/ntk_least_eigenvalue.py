@@ -14,6 +14,7 @@ from lightning_normtheory.callbacks.engine.cost import Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic, layer_metric
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import say, warn
+from lightning_normtheory.model.layers import layer_of_parameter
 from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
 from lightning_normtheory.ntk.result import Outputs, TangentKernel
 from lightning_normtheory.ntk.strategies import MOST_ROWS, Effort
@@ -261,7 +262,7 @@ def _sampling(found: TangentKernel) -> dict[str, float]:
 
 
 def _parts(found: TangentKernel) -> dict[str, float]:
-    """Return the contributions of WeightNorm's directions and lengths, and of each layer."""
+    """Return the contributions of directions and lengths, and of each layer."""
     shares = found.shares
     metrics = {}
     if shares["rest"] < 1:
@@ -271,20 +272,28 @@ def _parts(found: TangentKernel) -> dict[str, float]:
         if math.isfinite(found.crossover):
             metrics["ntk_crossover"] = found.crossover
     total = float(found.kernel.trace()) or 1.0
+    present = {(_layer_of(name), part) for name, part in found.part_of.items()}
     for layer, parts in found.layers.items():
         share = layer_metric("ntk_share", layer or "module", metrics)
         label = share.removeprefix("layers/ntk_share__")
         traces = {part: float(getattr(parts, part).trace()) / total for part in shares}
         metrics[share] = sum(traces.values())
-        if traces["direction"] or traces["length"]:
-            metrics[f"layers/ntk_direction_share__{label}"] = traces["direction"]
-            metrics[f"layers/ntk_length_share__{label}"] = traces["length"]
+        # Under WeightNorm a layer has both; with BatchNorm it has the direction, and the BatchNorm the length.
+        for part in ("direction", "length"):
+            if (layer, part) in present:
+                metrics[f"layers/ntk_{part}_share__{label}"] = traces[part]
     return metrics
+
+
+def _layer_of(name: str) -> str:
+    """Return the layer of a parameter; empty for the module itself."""
+    return layer_of_parameter(f"module.{name}").removeprefix("module").lstrip(".")
 
 
 class NTKLeastEigenvalue(DiagnosticCallback):
     """Logs the least eigenvalue of the tangent kernel K[(i,h), (j,h')] = ⟨∇f_h(x_i), ∇f_h'(x_j)⟩, on the first
-    samples of the probe, with its split into the directions and lengths of WeightNorm (DGM, Section 3).
+    samples of the probe, with its split into the directions and lengths of WeightNorm (DGM, Section 3) and BatchNorm
+    (eq. 2.2): the weights of layers that feed a BatchNorm are directions, its scales γ are lengths.
 
     BatchNorm uses the statistics of the probe with the current weights, held constant, so that samples are independent
     and K depends on weights and probe alone: means and unbiased variances of its batches, each normalized with its own
@@ -311,14 +320,16 @@ class NTKLeastEigenvalue(DiagnosticCallback):
       for which they are not logged;
     * ``normtheory/ntk_label_alignment``: the cosine between the centered kernel and that of the labels, where the batch
       is a pair (x, y);
-    * with WeightNorm, ``normtheory/ntk_direction_share``, ``…_length_share``, ``…_rest_share``: the parts of the trace;
+    * with WeightNorm or BatchNorm, ``normtheory/ntk_direction_share``, ``…_length_share``, ``…_rest_share``: the parts
+      of the trace, exact blocks of the parameters with any statistics of BatchNorm;
       ``normtheory/ntk_direction_lambda_min`` and ``normtheory/ntk_length_lambda_min``; ``normtheory/ntk_crossover`` =
       √(λ_min(K_direction)/λ_min(K_length)), above 1 if the directions dominate; logged if both are above their floors;
     * for a network of DGM's form, ``normtheory/ntk_alpha``, ``…_lambda_0``, ``…_mu_0`` and
       ``normtheory/ntk_threshold``: λ₀/(2α²) for α ≤ 1, μ₀/2 for α > 1 (DGM, Theorems 4.1 and 4.2), with
       ``…_threshold_distance``, negative below;
-    * ``normtheory_layers/ntk_share__LAYER`` and, with WeightNorm, ``…_direction_share__LAYER`` and
-      ``…_length_share__LAYER``: a layer's share of the trace, up to 512 samples, not for ``outputs="full"``;
+    * ``normtheory_layers/ntk_share__LAYER`` and, with WeightNorm or BatchNorm, ``…_direction_share__LAYER`` and
+      ``…_length_share__LAYER``: a layer's share of the trace, up to 512 samples, not for ``outputs="full"``. The scales
+      γ are lengths of the BatchNorm, the directions are those of the layer that feeds it;
     * ``normtheory/ntk_seconds``, and ``normtheory/seconds`` for the whole measurement.
 
     The arguments that are not listed are those of `DiagnosticCallback`.

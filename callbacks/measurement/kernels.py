@@ -7,11 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.ntk.empirical import effort_for_batches, tangent_kernel_of_batches
 from lightning_normtheory.ntk.rank import fingerprint_samples
 from lightning_normtheory.ntk.result import Outputs, TangentKernel
 from lightning_normtheory.ntk.strategies import Effort
+from lightning_normtheory.scaling.split import BatchNormSplit, batch_norm_split
 
 __all__ = ["Kernels", "Predictor"]
 
@@ -37,12 +39,15 @@ class Predictor(nn.Module):
 class Kernels:
     """Tangent kernels of one epoch, each computed once.
 
+    Args:
+        facts: what earlier epochs found out; completed here.
+
     Attributes:
         trained_fingerprint: identifies the set of parameters in which the last kernel was differentiated, by names.
     """
 
-    def __init__(self, function: MeasuredFunction) -> None:
-        self._function = function
+    def __init__(self, function: MeasuredFunction, facts: KnownFacts) -> None:
+        self._function, self._facts = function, facts
         self.trained_fingerprint = 0
         self._found: dict[tuple[int, Outputs, int | None, bool], TangentKernel] = {}
 
@@ -77,6 +82,7 @@ class Kernels:
     def _compute(self, samples: int, outputs: Outputs, directions: int | None, refine: bool) -> TangentKernel:
         function = self._function
         with function.measuring():
+            split = function.processes.run_on_all(self._split)
             batches = function.first_samples(samples)
             function.hold_statistics()  # after the inputs, which need resets of the model
             self.trained_fingerprint = zlib.crc32("\n".join(function.theta).encode())
@@ -87,13 +93,25 @@ class Kernels:
                 layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
                 directions=directions,
                 refine=refine,
+                split=BatchNormSplit(*(frozenset(f"module.{name}" for name in names) for names in split[:2])),
                 processes=function.processes,
             )
         return dataclasses.replace(
             found,
             one_by_one=tuple(name.removeprefix("module.") for name in found.one_by_one),
+            part_of={name.removeprefix("module."): part for name, part in found.part_of.items()},
+            untraced=split.unknown,
             layers={f"{name}.".removeprefix("module.").strip("."): x for name, x in found.layers.items()},
         )
+
+    def _split(self) -> BatchNormSplit:
+        """Return the split of BatchNorm; the module is traced once, and again when its structure has changed."""
+        model = self._function.model
+        modules = ((path, type(module)) for path, module in model.named_modules())
+        structure = (*modules, *(name for name, _ in model.named_parameters()))
+        if structure not in self._facts.split:
+            self._facts.split = {structure: batch_norm_split(model)}
+        return self._facts.split[structure]
 
     def fingerprint(self, samples: int) -> int:
         """Return a number that identifies the first samples of the probe."""

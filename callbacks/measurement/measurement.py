@@ -30,7 +30,7 @@ class Measurement:
     Args:
         function: the trained function on the probe.
         validation: the samples for the generalization gap, if any.
-        facts: what earlier measurements found out about the samples and the loss; this one adds to it.
+        facts: what earlier measurements found out about the samples, the loss and the model; this one adds to it.
         hessian_requests: what the diagnostics need of the loss's Hessian, by their keys.
         strict: whether outputs that fail also fail `rsc`, whose loss and gradient need none.
 
@@ -56,7 +56,7 @@ class Measurement:
         self.function = function
         self.trainer, self.model, self.processes = function.trainer, function.model, function.processes
         self.curvature = Curvature(function, hessian_requests)
-        self.kernels = Kernels(function)
+        self.kernels = Kernels(function, facts)
         self.theory = TheoryInputs(function, facts)
         self._validation = validation
         self.outputs_failure = ""

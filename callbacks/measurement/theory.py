@@ -1,8 +1,8 @@
 """What the theorems ask about the trained function: its structure, inputs, targets, loss and step size."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from lightning_normtheory.callbacks.samples.batch_contents import describe
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.batches import joined
 from lightning_normtheory.model.checks import some_samples
+from lightning_normtheory.scaling.split import BatchNormSplit
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss, same_loss
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form, batchnorm_network
 from lightning_normtheory.theorems.papers.dgm import DGMForm, dgm_form
@@ -37,10 +38,13 @@ class KnownFacts:
     Attributes:
         x_norms: the smallest and the largest norm of an input of the probe.
         perturbed_loss: the loss as recognized at perturbed parameters, or why it was not recognized.
+        split: the directions and lengths of BatchNorm, by the structure of the model that was traced; not kept in a
+            checkpoint.
     """
 
     x_norms: tuple[float, float] | None = None
     perturbed_loss: KnownLoss | str | None = None
+    split: dict[Hashable, BatchNormSplit] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as plain values."""

@@ -39,7 +39,7 @@ def test_logged_numbers_are_those_of_the_theory_floor(net, outputs):
     expected = label_alignment(exact.over_samples, y)
     assert measured[f"{NTK}label_alignment"] == pytest.approx(expected, rel=1e-4)
     assert measured[f"{NTK}seconds"] > 0
-    if net in ("wn", "wn-hook"):
+    if net != "plain":
         for part, share in exact.shares.items():
             assert measured[f"{NTK}{part}_share"] == pytest.approx(share, rel=1e-4)
         assert measured[f"{NTK}length_lambda_min"] == pytest.approx(exact.length_lambda_min, abs=exact.floor)
@@ -51,6 +51,12 @@ def test_logged_numbers_are_those_of_the_theory_floor(net, outputs):
     else:
         assert sum(layers.values()) == pytest.approx(1.0)
         assert set(layers) == {f"normtheory_layers/ntk_share__net_{layer}" for layer in exact.layers}
+        for part in ("direction", "length"):
+            start = f"normtheory_layers/ntk_{part}_share__net_"
+            found = {key.removeprefix(start): value for key, value in measured.items() if key.startswith(start)}
+            parts = {layer: float(getattr(each, part).trace()) for layer, each in exact.layers.items()}
+            total = float(exact.kernel.trace())
+            assert found == pytest.approx({layer: each / total for layer, each in parts.items() if each}, rel=1e-4)
 
 
 def test_norm_theory_logs_the_same(tmp_path):

@@ -130,7 +130,9 @@ def test_it_learns_and_everything_is_measured(norm, tmp_path):
         assert row["normtheory/min_weight_norm"] > 0
     # 2/η of the step that comes next: half way down the cosine, and none after the last epoch
     assert [measured[epoch]["normtheory/hessian_edge"] for epoch in (0, 1)] == [pytest.approx(80), math.inf]
-    assert ("normtheory/ntk_length_share" in measured[1]) == (norm == "weight")
+    shares = [measured[1][f"normtheory/ntk_{part}_share"] for part in ("direction", "length", "rest")]
+    assert sum(shares) == pytest.approx(1.0)
+    assert min(shares) > 0
 
 
 class Rates(pl.Callback):

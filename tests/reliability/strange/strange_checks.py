@@ -115,9 +115,9 @@ class Checks:
 
     # -- the tangent kernel --------------------------------------------------------------------------------------------
 
-    def kernel(self) -> None:
+    def kernel(self, unknown: set[str]) -> None:
         samples, which = self.plan.options["ntk_samples"], self.plan.options["ntk_outputs"]
-        history = [dense.kernels(samples, which) for dense in self.held]
+        history = [dense.kernels(samples, which, unknown) for dense in self.held]
         found, first = history[-1], history[0]["kernel"]
         kernel = found["kernel"]
         spectrum = torch.linalg.eigvalsh(kernel)
@@ -158,11 +158,11 @@ class Checks:
             of = {part: float(found[f"{layer} {part}"].trace()) / total if f"{layer} {part}" in found else 0.0
                   for part in parts}  # fmt: skip
             self.close(f"layers/ntk_share__{label}", sum(of.values()), 1.0)
-            if f"layers/ntk_direction_share__{label}" in self.row:
-                self.close(f"layers/ntk_direction_share__{label}", of["direction"], 1.0)
-                self.close(f"layers/ntk_length_share__{label}", of["length"], 1.0)
-            else:
-                self.row.require(of["direction"] + of["length"] <= CLOSE, f"no parts of {layer}: {of}")
+            for part in ("direction", "length"):
+                if f"layers/ntk_{part}_share__{label}" in self.row:
+                    self.close(f"layers/ntk_{part}_share__{label}", of[part], 1.0)
+                else:
+                    self.row.require(of[part] <= CLOSE, f"no {part} of {layer}: {of}")
 
     def alignment(self, kernel: Tensor) -> None:
         if self.plan.second_input:
@@ -211,7 +211,7 @@ class Checks:
                 if tensor == "out_proj":
                     holder, tensor = holder.out_proj, "weight"
                 found[label] = loop_norms_except(_direction(holder, tensor), _dim(block.dim)), ""
-            if block.norm == "batch" and block.kind not in ("lstm", "gru", "attention"):
+            if block.normalizes_layer:
                 found.setdefault(path, (loop_norms(strange.layer), f"blocks.{index}.norm"))
         return found
 

@@ -63,6 +63,11 @@ class Block:
         details += ["dropout"] if self.dropout else []
         return f"{self.kind}({self.width}) [{', '.join(details)}] {self.activation}"
 
+    @property
+    def normalizes_layer(self) -> bool:
+        """Whether a BatchNorm follows a layer with one weight."""
+        return self.norm == "batch" and self.kind not in ("lstm", "gru", "attention")
+
 
 class Bend(torch.autograd.Function):
     """x + x³/10, with a backward pass that can be differentiated."""

@@ -3,6 +3,7 @@
 Nothing here imports the code under test.
 """
 
+from collections.abc import Collection
 from functools import cached_property, partial
 from typing import Any
 
@@ -193,8 +194,17 @@ class Dense:
                 p -= piece.view_as(p)
         return value
 
-    def kernels(self, samples: int, outputs: str) -> dict[str, Tensor]:
+    def batch_norm_roles(self, unknown: Collection[str]) -> dict[int, str]:
+        """By the plan, the weights of layers before a BatchNorm and its scales, unless its input is not known."""
+        found = {}
+        for index, (block, strange) in enumerate(zip(self.plan.blocks, self.module.blocks)):
+            if block.normalizes_layer and f"blocks.{index}.norm" not in unknown:
+                found |= {id(strange.layer.weight): "direction", id(strange.norm.weight): "length"}
+        return found
+
+    def kernels(self, samples: int, outputs: str, unknown: Collection[str] = ()) -> dict[str, Tensor]:
         """The tangent kernel of the first samples, its parts, and those of each layer as ``"layer part"``."""
+        roles = self.batch_norm_roles(unknown)
         jacobian = self.jacobian[:samples]
         found = {"kernel": contract(jacobian, outputs)}
         for part in ("direction", "length", "rest"):
@@ -203,8 +213,9 @@ class Dense:
         for name, p in zip(self.names, self.parameters):
             piece = contract(jacobian[:, :, first : first + p.numel()], outputs)
             first += p.numel()
-            found[role(name)] = found[role(name)] + piece
-            key = f"{layer_of(name)} {role(name)}"
+            part = roles.get(id(p), role(name))
+            found[part] = found[part] + piece
+            key = f"{layer_of(name)} {part}"
             found[key] = found.get(key, 0.0) + piece
         return found
 

@@ -130,7 +130,7 @@ def compare(checks: BoundChecks, unknown: set[str], messages: list[str]) -> None
         else:
             refused(row, "other/", messages)
         checks.edges("other/")
-    checks.kernel()
+    checks.kernel(unknown)
     checks.weight_norms(unknown)
     checks.batch_norms()
     checks.generalization()
