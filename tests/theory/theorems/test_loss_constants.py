@@ -21,17 +21,6 @@ from support.theory.theorem_cases import paper_network
 # Sums of a few hundred products in float64.
 ROUNDING = 1 + 1e-9
 
-QUICK = [(name, range(12)) for name in LOSSES]
-MANY = [
-    pytest.param(name, range(at, at + 60), marks=pytest.mark.slow) for name in LOSSES for at in range(1000, 1480, 60)
-]
-
-
-def blocks(*cases):
-    return pytest.mark.parametrize(
-        ("name", "seeds"), cases, ids=lambda value: value if isinstance(value, str) else str(value.start)
-    )
-
 
 # -- the losses themselves ---------------------------------------------------------------------------------------------
 
@@ -97,34 +86,49 @@ def test_one_sample_reaches_the_bound():
 # -- β and the guaranteed step -----------------------------------------------------------------------------------------
 
 
-@blocks(*QUICK, *MANY)
-def test_the_hessian_is_at_most_beta_in_the_ball(name, seeds):
-    for seed in seeds:
-        case, radius = LossCase(name, seed), (0.0, 0.1, 0.5, 2.0)[seed % 4]
-        bounds = network_constants(case.chain, x_norm=case.local.x_norm, radius=radius, directions_shrink=True)
-        ball = {"radius": radius, "loss": case.local.loss, "ratio": case.local.ratio, "kind": case.kind}
-        constants = loss_constants(bounds, **ball)
-        theta = case.in_ball(radius, seed)
-        assert case.curvature(theta) <= constants.beta * ROUNDING, seed
-        limit = case.kind.gradient_bound(case.local.loss) + case.kind.curvature * bounds.gradient * radius
-        assert case.slope(theta) <= limit * ROUNDING, seed
-        assert (constants.alpha is None) == (name != "square")
+def check_ball(case, seed):
+    """‖∇²L‖ ≤ β and the mean of ‖∂ℓ/∂f‖ within its bound, somewhere on the surface of a ball."""
+    radius = (0.0, 0.1, 0.5, 2.0)[seed % 4]
+    bounds = network_constants(case.chain, x_norm=case.local.x_norm, radius=radius, directions_shrink=True)
+    ball = {"radius": radius, "loss": case.local.loss, "ratio": case.local.ratio, "kind": case.kind}
+    constants = loss_constants(bounds, **ball)
+    theta = case.in_ball(radius, seed)
+    assert case.curvature(theta) <= constants.beta * ROUNDING, seed
+    limit = case.kind.gradient_bound(case.local.loss) + case.kind.curvature * bounds.gradient * radius
+    assert case.slope(theta) <= limit * ROUNDING, seed
+    assert (constants.alpha is None) == (case.name != "square")
 
 
-@blocks(*QUICK, *MANY)
-def test_gradient_descent_falls_by_what_is_guaranteed(name, seeds):
-    for seed in seeds:
+def check_steps(case, seed):
+    """L⁺ ≤ L − (ω(2−ω)/(2β))‖∇L‖² for steps below and above 1/β."""
+    local, gradient = case.local, case.gradient
+    best = guaranteed_step(case.chain, local)
+    assert math.isclose(best.omega, 1, rel_tol=1e-6)
+    for omega in (0.3, 1.0, 1.9):
+        found = guaranteed_step(case.chain, local, omega * best.step)
+        after = float(case.loss(case.theta - found.step * gradient))
+        w, beta = found.omega, found.constants.beta
+        if w < 2:
+            assert after <= found.rate(local.ratio) * local.loss * ROUNDING, seed
+            assert after <= (local.loss - w * (2 - w) / (2 * beta) * local.grad_norm_sq) * ROUNDING, seed
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_hessian_is_at_most_beta_in_the_ball_and_descent_is_as_guaranteed(name):
+    for seed in range(16):
         case = LossCase(name, seed)
-        local, gradient = case.local, case.gradient
-        best = guaranteed_step(case.chain, local)
-        assert math.isclose(best.omega, 1, rel_tol=1e-6)
-        for omega in (0.3, 1.0, 1.9):
-            found = guaranteed_step(case.chain, local, omega * best.step)
-            after = float(case.loss(case.theta - found.step * gradient))
-            w, beta = found.omega, found.constants.beta
-            if w < 2:
-                assert after <= found.rate(local.ratio) * local.loss * ROUNDING, seed
-                assert after <= (local.loss - w * (2 - w) / (2 * beta) * local.grad_norm_sq) * ROUNDING, seed
+        check_ball(case, seed)
+        check_steps(case, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("block", range(5))
+def test_many_hessians_and_descents(name, block):
+    for seed in range(1000 + 100 * block, 1100 + 100 * block):
+        case = LossCase(name, seed)
+        check_ball(case, seed)
+        check_steps(case, seed)
 
 
 def test_a_few_evaluations_find_the_step(monkeypatch):
