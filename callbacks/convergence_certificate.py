@@ -174,7 +174,7 @@ def _followed(chain: Chain) -> tuple[Link, ...]:
 
 def _descent(problem: Problem, local: LossState) -> Descent | None:
     """Return the best guaranteed step; ``None`` without a chain, smooth activations or a positive loss."""
-    chain = problem.chain
+    chain = problem.loss_chain
     if isinstance(chain, str) or any(math.isinf(phi.smoothness) for phi in problem.activations):
         return None
     return guaranteed_step(chain, local) if local.is_usable else None
@@ -185,15 +185,16 @@ def _constants(found: Descent, local: LossState, rate: float | None, problem: Pr
         f"{_NAME}_beta": found.constants.beta,
         f"{_NAME}_step": found.step,
         f"{_NAME}_rho_2": found.radius,
-        f"{_NAME}_hessian_bound": found.network.hessian,
-        f"{_NAME}_gradient_bound": found.network.gradient,
-        f"{_NAME}_lipschitz_bound": found.network.lipschitz,
         f"{_NAME}_rate": found.rate(local.ratio),
     }
+    if isinstance(problem.chain, Chain):  # else they are bounds of the logits, not of the outputs
+        metrics[f"{_NAME}_hessian_bound"] = found.network.hessian
+        metrics[f"{_NAME}_gradient_bound"] = found.network.gradient
+        metrics[f"{_NAME}_lipschitz_bound"] = found.network.lipschitz
     if found.constants.alpha is not None:
         metrics[f"{_NAME}_alpha"] = found.constants.alpha
-    if rate is not None and isinstance(problem.chain, Chain):
-        own = guaranteed_step(problem.chain, local, rate)
+    if rate is not None and isinstance(problem.loss_chain, Chain):
+        own = guaranteed_step(problem.loss_chain, local, rate)
         metrics[f"{_NAME}_omega"] = own.omega
         if own.omega < 2:
             metrics[f"{_NAME}_own_rate"] = own.rate(local.ratio)

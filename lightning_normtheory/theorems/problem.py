@@ -46,7 +46,15 @@ class Problem:
     @cached_property
     def chain(self) -> Chain | str:
         """The network as a chain of layers that holds all trained parameters, or why it is none."""
-        found = chain_of(self.output)
+        return self._chain_of(self.output)
+
+    @cached_property
+    def loss_chain(self) -> Chain | str:
+        """The chain that the loss is of: that of the logits, where the cross entropy is computed from log_softmax."""
+        return self.chain if self._logits is self.output else self._chain_of(self._logits)
+
+    def _chain_of(self, output: Operation) -> Chain | str:
+        found = chain_of(output)
         if isinstance(found, str):
             return found
         inside = {id(tensor) for tensor in found.tensors}

@@ -76,19 +76,20 @@ def test_beta_is_above_the_largest_eigenvalue_of_the_hessian_and_the_step_keeps_
         assert after["normtheory/certificate_rate_measured"] <= guaranteed < 1
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy_with_logits"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "nll_loss", "binary_cross_entropy_with_logits"])
 def test_other_losses_have_a_guaranteed_step_and_no_alpha(loss):
     x, y = samples()
-    classes = 3 if loss == "cross_entropy" else 2
-    y = (3 * y[:, 0]).long() if loss == "cross_entropy" else torch.cat([y, 1 - y], 1).round()
+    y = torch.cat([y, 1 - y, y], 1).round() if loss.startswith("binary") else (3 * y[:, 0]).long()
     criterion = getattr(nn.functional, loss)
-    net = nn.Sequential(weight_norm(nn.Linear(3, 8)), nn.GELU(), nn.Linear(8, classes)).double()
+    end = [nn.LogSoftmax(1)] if loss == "nll_loss" else []
+    net = nn.Sequential(weight_norm(nn.Linear(3, 8)), nn.GELU(), nn.Linear(8, 3), *end).double()
     measured = fit(ConvergenceCertificate(on_error="raise"), Regression(net, 0.05, criterion), (x, y), epochs=3)
     top = hessian_top_eigenvalue(net, criterion, [(x, y)], method="lanczos")
     assert top.value <= measured["certificate_beta"]
     assert measured["certificate_step"] == pytest.approx(1 / measured["certificate_beta"])
     assert 0 <= measured["rsc_kappa"] <= 1
     assert not {"certificate_alpha", "certificate_rsc", "certificate_ntk", "rsc_alpha"} & set(measured)
+    assert ("certificate_gradient_bound" in measured) == (not end)  # the bound is of the logits
     history = rows()
     for before, after in ((history[0], history[1]), (history[1], history[2])):
         guaranteed = before["normtheory/certificate_own_rate"]
