@@ -162,6 +162,14 @@ def test_infinity_has_its_sign():
     assert cells(text, "α") == ["-∞", "no guarantee"]
 
 
+def test_the_alpha_of_the_mean_gradient_is_told_where_it_is_the_better_guarantee():
+    found = [
+        cells(end_table(history({"certificate_alpha": alpha, "rsc_alpha": other})), "α")[1:]
+        for alpha, other in ((-3.0, 2.0), (-3.0, -1.0), (5.0, 2.0), (-3.0, math.nan))
+    ]
+    assert found == [["from ‖ḡ‖² 2"], ["no guarantee"], [], ["no guarantee"]]
+
+
 def test_what_came_once_is_the_last_value_only():
     text = end_table(history({"rsc_ratio": 1.0}, {"rsc_ratio": 1.0, "ntk_change_max": 0.5}))
     assert re.fullmatch(r"ΔK +0\.500", text.splitlines()[-1])

@@ -77,6 +77,12 @@ def test_two_over_eta_is_no_limit_of_adam():
         ),
         ("alpha", {"wn_alpha": [-1.0, 2.0]}, "α is positive at times.", "note"),
         (
+            "alpha",
+            {"certificate_alpha": [-1.0, 1.0], "rsc_alpha": [2.0, -1.0]},
+            "α is positive: the theorem guarantees a rate.",
+            "good",
+        ),
+        (
             "smoothness",
             {"hessian_lambda_max": [2.0], "certificate_beta": [9.0], "wn_beta": [5.0]},
             "The bound β holds.",

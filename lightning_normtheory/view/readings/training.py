@@ -63,11 +63,12 @@ def _ratio(history: History) -> Reading | None:
 
 
 def _alpha(history: History) -> Reading | None:
-    for name in ("certificate_alpha", "wn_alpha", "rsc_alpha"):
-        alpha = {position: value for position, value in history.series(name).items() if not math.isnan(value)}
-        if alpha:
-            break
-    else:
+    alpha: dict[int, float] = {}
+    for name in ("certificate_alpha", "wn_alpha", "rsc_alpha"):  # each is a guarantee of its own
+        for position, value in history.series(name).items():
+            if not math.isnan(value):
+                alpha[position] = max(value, alpha.get(position, -math.inf))
+    if not alpha:
         return None
     positive = sum(value > 0 for value in alpha.values())
     last = number(alpha[max(alpha)])

@@ -109,7 +109,9 @@ def _compare_gap(last: Metrics, _: History) -> Iterator[str]:
 
 
 def _compare_alpha(last: Metrics, _: History) -> Iterator[str]:
-    if last["certificate_alpha"] <= 0:
+    if last.get("rsc_alpha", math.nan) > max(last["certificate_alpha"], 0):
+        yield f"from ‖ḡ‖² {_number(last['rsc_alpha'])}"
+    elif last["certificate_alpha"] <= 0:
         yield "no guarantee"
 
 
