@@ -143,6 +143,9 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             **self._since_start(measurement, found),
             **self._theorem(found),
         }
+        if found.untraced and "ntk_rest_share" not in metrics:
+            name, reason = next(iter(found.untraced.items()))
+            self.reasons = {**self.reasons, "ntk_direction_share": f"no layer feeds BatchNorm {name!r}: {reason}"}
         targets = measurement.theory.targets(len(found.over_samples))
         if targets is not None:
             alignment = label_alignment(found.over_samples, targets)

@@ -36,7 +36,11 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("restricted strong convexity", "a lower bound on the loss along the step; it guarantees geometric decrease"),
     ("Rademacher complexity", "how well a class of networks can fit random signs; it bounds the generalization gap"),
     ("generalization gap", "validation loss − training loss"),
-    ("length, direction", "WeightNorm writes a weight as length times direction, w = g·v/‖v‖"),
+    (
+        "length, direction",
+        "WeightNorm writes a weight as length times direction, w = g·v/‖v‖; with BatchNorm its scale γ is the length, "
+        "the weight before it the direction",
+    ),
     ("residual", "‖Hv − λv‖ of a computed eigenpair; some eigenvalue is at most this far from λ"),
     ("L", "mean loss on the probe"),
     ("f", "the network as a function: its outputs"),

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_normtheory import empirical_ntk, infinite_width_kernels
 from lightning_normtheory.callbacks import NormTheory, NTKLeastEigenvalue
 from lightning_normtheory.ntk import label_alignment
+from lightning_normtheory.scaling import batch_norm_split
 
 from support.batch_statistics import inputs_of, with_statistics_of
 from support.kernel_fits import NTK, Seeded, fit, kernel_of
@@ -57,6 +58,30 @@ def test_logged_numbers_are_those_of_the_theory_floor(net, outputs):
             parts = {layer: float(getattr(each, part).trace()) for layer, each in exact.layers.items()}
             total = float(exact.kernel.trace())
             assert found == pytest.approx({layer: each / total for layer, each in parts.items() if each}, rel=1e-4)
+
+
+class Growing(Seeded):
+    """A module that gets another layer before its last epoch."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 2:
+            self.net.append(nn.Identity())
+
+
+def test_a_module_is_traced_again_only_when_it_has_changed(monkeypatch):
+    place, traced = "lightning_normtheory.callbacks.measurement.kernels.batch_norm_split", []
+    monkeypatch.setattr(place, lambda model: traced.append(len(model.net)) or batch_norm_split(model))
+    measured = fit(NTKLeastEigenvalue(samples=4, on_error="raise"), Growing("bn"), epochs=3)
+    assert traced == [4, 5]
+    assert all(f"{NTK}direction_share" in measured[epoch] for epoch in range(3))
+
+
+def test_the_reason_is_given_where_no_layer_feeds_a_batch_norm():
+    module = Seeded("plain")
+    module.net.insert(0, nn.BatchNorm1d(6))
+    with pytest.warns(match="ntk_direction_share is not logged: no layer feeds BatchNorm 'net.0': it is fed by"):
+        measured = fit(NTKLeastEigenvalue(samples=4, on_error="raise"), module, epochs=1)
+    assert f"{NTK}direction_share" not in measured[0]
 
 
 def test_norm_theory_logs_the_same(tmp_path):

@@ -223,6 +223,12 @@ def test_neither_part_carries_what_both_have_not():
     assert reading.finding == "Neither part alone is positive definite."
 
 
+def test_the_part_with_the_larger_eigenvalue_drives_convergence_in_the_network_of_dgm():
+    parts = {"ntk_direction_lambda_min": [2.0], "ntk_length_lambda_min": [1.0]}
+    assert read("parts", **parts).finding == "The directions have the larger least eigenvalue."
+    assert read("parts", **parts, ntk_alpha=[0.5]).finding == "The directions drive convergence."
+
+
 def test_conditions_are_named_on_both_sides():
     reading = read("conditions", certificate_rsc=[0.0], certificate_ntk=[1.0])
     assert reading.text == "Holds now: kernel positive definite. Does not hold: restricted strong convexity."

@@ -84,13 +84,15 @@ PANELS = (
     _kernel(
         "shares",
         "Length and direction: shares",
-        "Shares of WeightNorm's directions, its lengths and all other parameters in the kernel's trace.",
+        "Shares in the kernel's trace of directions (WeightNorm's v, weights before a BatchNorm), lengths "
+        "(WeightNorm's g, BatchNorm's γ) and all other parameters.",
         scale="linear",
     ),
     _kernel(
         "parts",
         "Length and direction: least eigenvalues",
-        "Least eigenvalues of the directions' and the lengths' kernel. The larger one drives convergence.",
+        "Least eigenvalues of the directions' and the lengths' kernel. In DGM's network the larger one drives "
+        "convergence.",
     ),
     _kernel(
         "crossover",
@@ -152,14 +154,14 @@ PANELS = (
     _layers(
         "layer_directions",
         "Share of the directions",
-        "Share of the directions of each WeightNorm layer in the kernel's trace.",
+        "Share in the kernel's trace of each layer's directions: under WeightNorm, or before a BatchNorm.",
         scale="linear",
         detail=True,
     ),
     _layers(
         "layer_lengths",
         "Share of the lengths",
-        "Share of the lengths of each WeightNorm layer in the kernel's trace.",
+        "Share in the kernel's trace of each layer's lengths: g of WeightNorm, γ of a BatchNorm.",
         scale="linear",
         detail=True,
     ),

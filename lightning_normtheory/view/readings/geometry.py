@@ -153,7 +153,9 @@ def _parts(history: History) -> Reading | None:
         return Reading("Neither part alone is positive definite.", text)
     much = f"{times(high / low)} that of" if low > 0 and high / low < 1e9 else "above that of"
     text = f"λ_min of the {winner}' kernel is {number(high)}, {much} the {loser}' ({number(low)})."
-    return Reading(f"The {winner} drive convergence.", text)
+    # DGM's theorems are about its own network.
+    finding = "drive convergence" if "ntk_alpha" in now else "have the larger least eigenvalue"
+    return Reading(f"The {winner} {finding}.", text)
 
 
 def _change(history: History) -> Reading | None:
