@@ -24,6 +24,7 @@ from lightning_normtheory.callbacks.convergence_certificate import ConvergenceCe
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEigenvalue
 from lightning_normtheory.callbacks.hessian_trace import HessianTrace
+from lightning_normtheory.callbacks.linearity import Linearity
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNorm
 from lightning_normtheory.callbacks.norm_theory import NormTheory
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalue
@@ -38,6 +39,7 @@ __all__ = [
     "DiagnosticCallback",
     "HessianTopEigenvalue",
     "HessianTrace",
+    "Linearity",
     "MinWeightNorm",
     "NTKLeastEigenvalue",
     "NormTheory",

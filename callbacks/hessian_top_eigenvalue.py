@@ -144,7 +144,7 @@ class PredictorHessianDiagnostic(Diagnostic):
         return _ALONE * PRODUCT * products / sizes.probe
 
     def measure(self, measurement: Measurement) -> dict[str, float]:
-        norm, residual = measurement.curvature.predictor_hessian(self._samples, self._tol, self._max_hvps)
+        norm, residual, _ = measurement.curvature.predictor_hessian(self._samples, self._tol, self._max_hvps)
         converged = residual <= self._tol * norm
         if not converged and not self._warned:
             self._warned = True

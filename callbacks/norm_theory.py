@@ -12,6 +12,7 @@ from lightning_normtheory.callbacks.hessian_top_eigenvalue import (
     hessian_settings,
 )
 from lightning_normtheory.callbacks.hessian_trace import HessianTraceDiagnostic
+from lightning_normtheory.callbacks.linearity import DisplacementDiagnostic, LinearityDiagnostic
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
@@ -32,12 +33,15 @@ _NAMES = {
     "outputs": "ntk_outputs",
     "directions": "ntk_directions",
 }
+# Derivatives on a few samples are measured in every n-th measurement only, so that they hardly cost anything.
+_FEW_SAMPLES = 8
 
 
 class NormTheory(DiagnosticCallback):
-    """Logs everything that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`,
+    """Logs everything that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`, `Linearity`,
     `WeightNormTheory`, `BatchNormTheory`, `RademacherBound` and `ConvergenceCertificate` log, on request also the trace
-    of `HessianTrace`; shared quantities are computed once.
+    of `HessianTrace`; shared quantities are computed once. Derivatives on a few samples (`Linearity`) are measured in
+    every 8th measurement, from the first on, second ones of models with up to four million parameters.
 
     A diagnostic that does not apply to the model (the weight norms of a model without normalized layers) is left out
     with a warning at fit start. The arguments that are not listed are those of `DiagnosticCallback`.
@@ -89,13 +93,16 @@ class NormTheory(DiagnosticCallback):
         super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
+        kernel, distance = NTKLeastEigenvalueDiagnostic(**self._ntk, names=_NAMES), DisplacementDiagnostic()
         return [
             MinWeightNormDiagnostic(),
             RSCRatioDiagnostic(),
             EdgeOfStabilityDiagnostic(),
             HessianTopEigenvalueDiagnostic(**self._hessian, names=_NAMES),
             *([HessianTraceDiagnostic(self.trace_hvps, memory=self._hessian["memory"])] if self.trace_hvps else []),
-            NTKLeastEigenvalueDiagnostic(**self._ntk, names=_NAMES),
+            kernel,
+            distance,
+            LinearityDiagnostic(kernel, distance, every=_FEW_SAMPLES),
             BatchNormTheoryDiagnostic(),
             WeightNormTheoryDiagnostic(self._ntk["samples"], self._rademacher["delta"]),
             RademacherBoundDiagnostic(**self._rademacher),

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ _MANY_ROWS = 4096
 _REFINED_AT_START = 8.0
 
 
+class KernelPair(NamedTuple):
+    """The kernel of a measurement, K₀, and the optimizer step at which K₀ was measured."""
+
+    now: TangentKernel
+    start: Tensor
+    since: int
+
+
 class NTKLeastEigenvalueDiagnostic(Diagnostic):
     """λ_min with its floor, λ_max, the parts of the kernel, and its change since the start of the fit."""
 
@@ -41,6 +49,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         "ntk_lambda_max",
         "ntk_condition_number",
         "ntk_effective_rank",
+        "ntk_gradient_norm",
         "ntk_samples",
         "ntk_seconds",
     )
@@ -74,6 +83,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
         self._reference: Tensor | None = None
         self._fingerprint: int | None = None
         self._trained: int | None = None
+        self._since: int | None = None
         self._change_max = 0.0
         self._dgm: DGMForm | None = None
         self._warned = False
@@ -137,6 +147,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             "ntk_lambda_max": found.lambda_max,
             "ntk_condition_number": found.condition_number,
             "ntk_effective_rank": found.effective_rank,
+            "ntk_gradient_norm": found.largest_gradient,
             "ntk_samples": float(len(found.over_samples)),
             **_sampling(found),
             **_parts(found),
@@ -156,6 +167,16 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
     def _remember(self, measurement: Measurement, found: TangentKernel) -> None:
         self._reference, self._fingerprint = _upper(found.kernel), self._fingerprint_of(measurement)
         self._trained, self._change_max = measurement.kernels.trained_fingerprint, 0.0
+        self._since = measurement.trainer.global_step
+
+    def pair(self, measurement: Measurement) -> KernelPair | None:
+        """Return the kernel of this measurement and that of the start, after `measure`; ``None`` without one."""
+        if self._effort is None or self._reference is None:
+            return None
+        found = measurement.kernels.known(self._effort.samples, self._outputs, self._effort.directions)
+        if found is None or self._since is None:
+            return None
+        return KernelPair(found, _from_upper(self._reference, len(found.kernel)), self._since)
 
     def _fingerprint_of(self, measurement: Measurement) -> int:
         """Return a number that identifies the samples, the kind of kernel and the directions."""
@@ -220,6 +241,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             "fingerprint": self._fingerprint,
             "trained": self._trained,
             "change_max": self._change_max,
+            "since": self._since,
             "effort": None if self._effort is None else tuple(self._effort),
             "dgm": None if self._dgm is None else tuple(self._dgm),
         }
@@ -227,6 +249,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._reference, self._fingerprint = state.get("reference"), state.get("fingerprint")
         self._trained, self._change_max = state.get("trained"), state.get("change_max", 0.0)
+        self._since = state.get("since")
         self._effort = Effort(*state["effort"]) if state.get("effort") else None
         self._dgm = DGMForm(*state["dgm"]) if state.get("dgm") else None
 
@@ -315,6 +338,8 @@ class NTKLeastEigenvalue(DiagnosticCallback):
       condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where K_full is singular;
     * ``normtheory/ntk_lambda_max``, ``normtheory/ntk_condition_number`` (infinite below the floor) and
       ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²; ``normtheory/ntk_samples``: n;
+      ``normtheory/ntk_gradient_norm`` = max_i √K_ii: max_i ‖∇f(x_i)‖ for one output, otherwise the root mean square
+      over the outputs, which is no more than ‖∂f(x_i)/∂θ‖₂;
     * for an estimate, ``normtheory/ntk_directions``: the number of random directions, and from two on
       ``normtheory/ntk_lambda_min_error`` and ``normtheory/ntk_lambda_max_error``: standard errors of λ_min and λ_max;
     * ``normtheory/ntk_change``: ‖K − K₀‖_F/‖K₀‖_F against the kernel at fit start, and ``normtheory/ntk_change_max``,

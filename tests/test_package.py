@@ -190,7 +190,7 @@ PUBLIC = {
         rsc_ratio weight_norms weightnorm_constants weightnorm_generalization_bound write_report
     """,
     "lightning_normtheory.callbacks": """
-        BatchNormTheory ConvergenceCertificate DiagnosticCallback HessianTopEigenvalue HessianTrace
+        BatchNormTheory ConvergenceCertificate DiagnosticCallback HessianTopEigenvalue HessianTrace Linearity
         MinWeightNorm NTKLeastEigenvalue NormTheory Probe RSCRatio RademacherBound WeightNormTheory
     """,
     "lightning_normtheory.theorems": """

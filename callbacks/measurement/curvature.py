@@ -16,9 +16,10 @@ from lightning_normtheory.callbacks.measurement.smaller_batches import all_agree
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.hessian.operator import GraphSize, LossHessian, Memory
 from lightning_normtheory.hessian.predictor import predictor_hessian
+from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.measuring.memory import free_bytes, is_out_of_memory
 
-__all__ = ["Curvature", "HessianAnswer", "HessianRequest"]
+__all__ = ["Curvature", "HessianAnswer", "HessianRequest", "PredictorCurvature"]
 
 # The memory of a training step, from that of the graph of a batch's gradient: the graph is about _GRAPH times that of
 # the loss; parameters, gradients and the state of an optimizer are _STATE times the parameters. The Hessian may take
@@ -56,6 +57,20 @@ class HessianAnswer(NamedTuple):
 
     value: Any
     seconds: float
+
+
+class PredictorCurvature(NamedTuple):
+    """The predictor's Hessian on the first samples of the probe.
+
+    Attributes:
+        norm: max_i ‖∇²f(θ; x_i)‖₂ over samples and outputs.
+        residual: ‖Hv − λv‖ of the largest.
+        by_output: ‖∇²f_h(θ; x_i)‖₂ (samples, k).
+    """
+
+    norm: float
+    residual: float
+    by_output: Tensor
 
 
 class Curvature:
@@ -163,10 +178,12 @@ class Curvature:
                 answers[key] = HessianAnswer(request.evaluate(hessian), time.perf_counter() - begin)
         return answers
 
-    def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> tuple[float, float]:
-        """Return max_i ‖∇²f(θ; x_i)‖₂ over the first samples of the probe, and its residual."""
+    def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> PredictorCurvature:
+        """Return ‖∇²f(θ; x_i)‖₂ of the first samples of the probe. Every process measures those of its own batches."""
         function = self._function
+        k = max(function.findings.outputs, 1)
         largest = torch.zeros(2, dtype=torch.float64, device="cpu")
+        table = torch.zeros(samples, k, dtype=torch.float64, device="cpu")
         with function.measuring():
             inputs = [(batch, function.inputs_of(batch)) for batch in function.batches if batch.counts]
             function.hold_statistics()  # after the inputs, which need resets of the model
@@ -188,8 +205,11 @@ class Curvature:
                     [float(result.norms[top]), float(result.residuals[top])], dtype=torch.float64, device="cpu"
                 )
                 largest = max(largest, found, key=lambda pair: float(pair[0]))
+                rows = to_float64(result.by_output).cpu()
+                if rows.shape[1] == k:
+                    table[batch.first : batch.first + len(rows)] = rows
         pairs = torch.zeros(function.processes.count, 2, dtype=torch.float64, device="cpu")
         pairs[function.processes.rank] = largest
         pairs = function.processes.sum(pairs)
         norm, residual = pairs[pairs[:, 0].argmax()].tolist()
-        return norm, residual
+        return PredictorCurvature(norm, residual, function.processes.sum(table))

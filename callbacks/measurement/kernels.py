@@ -79,6 +79,10 @@ class Kernels:
             self._found[key] = self._compute(*key)
         return self._found[key]
 
+    def known(self, samples: int, outputs: Outputs, directions: int | None) -> TangentKernel | None:
+        """Return a kernel of this measurement if it was computed already."""
+        return self._found.get((samples, outputs, directions, True))
+
     def _compute(self, samples: int, outputs: Outputs, directions: int | None, refine: bool) -> TangentKernel:
         function = self._function
         with function.measuring():

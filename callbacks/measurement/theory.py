@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_normtheory.architecture.operations import Opaque, Operation, opaque
+from lightning_normtheory.architecture.operations import Opaque, Operation, opaque, walk
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.callbacks.measurement.batch_parts import other_tensors
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.samples.batch_contents import describe
+from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.batches import joined
 from lightning_normtheory.model.checks import some_samples
@@ -21,6 +22,7 @@ from lightning_normtheory.scaling.split import BatchNormSplit
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss, same_loss
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form, batchnorm_network
 from lightning_normtheory.theorems.papers.dgm import DGMForm, dgm_form
+from lightning_normtheory.theorems.papers.lin import OutputGradients, output_gradients
 from lightning_normtheory.theorems.problem import Problem, input_norms
 
 __all__ = ["KnownFacts", "TheoryInputs"]
@@ -203,6 +205,38 @@ class TheoryInputs:
         if targets is None:
             return None
         return as_targets(torch.zeros(n, self.problem.outputs, dtype=torch.float64, device="cpu"), targets)
+
+    def residuals(self, samples: int) -> Tensor | None:
+        """Return f(x_i) − y_i (samples, k) of the first samples of the probe, with the statistics of BatchNorm that
+        kernels have; ``None`` without targets."""
+        function, targets = self._function, self.targets(samples)
+        if targets is None:
+            return None
+        with function.measuring(), torch.no_grad():
+            found = function.first_samples(samples)
+            function.hold_statistics()  # after the inputs, which need resets of the model
+            outputs = torch.cat([function.outputs(function.model, x).flatten(1)[:asked].cpu() for x, _, asked in found])
+        y = as_targets(outputs, targets) if len(outputs) == len(targets) else None
+        return None if y is None else to_float64(outputs) - to_float64(y)
+
+    def output_gradients(self, samples: int) -> OutputGradients:
+        """Return the derivatives of the outputs in the input and in hidden values, on first samples of the probe.
+
+        Raises:
+            ValueError: if an operation of the network has no rule; the message has the reason.
+        """
+        function, output = self._function, self.problem.output
+        batch = function.all_batches[0]
+        few = min(batch.samples, samples)
+        with function.measuring(independent=True):
+            data = some_samples(function.on_device(batch), batch.samples, slice(few))
+            _, parts = function.parts_of(data, batch, few)
+            if parts is None:
+                raise ValueError(f"the predictor's input is not a single tensor of a batch ({describe(batch.data)})")
+            unknown = [step.reason for step in walk(output) if isinstance(step, Opaque)]
+            if unknown:
+                raise ValueError(unknown[0])
+            return output_gradients(output, parts.x)
 
     def dgm_form(self, samples: int) -> DGMForm | str:
         """Return the constants of DGM's theorems on the first samples of the probe, or why there are none."""

@@ -35,11 +35,13 @@ class PredictorHessian(NamedTuple):
         norms: ‖∇²f(θ; x_i)‖₂ (n,), the largest over the outputs.
         residuals: ‖Hv − λv‖ of each (n,): some eigenvalue of that output's Hessian is at most this far away.
         hvps: the number of products with the Hessian of one sample, over all samples and outputs.
+        by_output: ‖∇²f_h(θ; x_i)‖₂ (n, k) of each output.
     """
 
     norms: Tensor
     residuals: Tensor
     hvps: int
+    by_output: Tensor
 
 
 def predictor_hessian_norm(
@@ -220,4 +222,4 @@ def _one_by_one(
 
 def _largest(norms: Tensor, residuals: Tensor, products: int) -> PredictorHessian:
     largest, outputs = norms.max(1)
-    return PredictorHessian(largest, residuals.gather(1, outputs[:, None]).squeeze(1), products)
+    return PredictorHessian(largest, residuals.gather(1, outputs[:, None]).squeeze(1), products, norms)

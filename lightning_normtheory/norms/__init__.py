@@ -2,6 +2,7 @@
 
 * ``units``: every normalized weight of a model and the norms of its vectors (`weight_norms`, `min_weight_norm`).
 * ``displacement``: how far the lengths and directions of WeightNorm are from their start.
+* ``distance``: ‖θ − θ₀‖ of all parameters, from few entries of a large model.
 """
 
 from lightning_normtheory.norms.displacement import weight_norm_displacement, weight_norm_start

@@ -152,6 +152,16 @@ class TangentKernel:
         square = float(self.kernel.square().sum())
         return float(self.kernel.trace()) ** 2 / square if square != 0 else 0.0
 
+    @property
+    def largest_gradient(self) -> float:
+        """max_i √((1/k) Σ_h ‖∇f_h(x_i)‖²), the root of the largest diagonal entry: for one output, max_i ‖∇f(x_i)‖.
+
+        For the kernel of the sum of the outputs, max_i ‖Σ_h ∇f_h(x_i)‖/√k. No more than max_i ‖∂f(x_i)/∂θ‖₂, the norm
+        of the (k, p) Jacobian, in all cases.
+        """
+        outputs = self.number_of_outputs if self.outputs == "sum" else 1
+        return float((self.over_samples.diagonal() / outputs).max().clamp_min(0).sqrt())
+
     @cached_property
     def direction_lambda_min(self) -> float:
         """λ_min of the part of the directions."""

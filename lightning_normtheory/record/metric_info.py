@@ -28,6 +28,7 @@ class MetricInfo:
         error_kind: a standard error, drawn as ± 2 errors, or a bound on a numerical error such as a residual, ± 1.
         kind: a flag is 1 (true) or 0 (false).
         extreme: which extreme over all rows W&B keeps beside the last value; empty if none is informative.
+        every: a measurement may leave it out until so many have passed: it is not over before.
         digits: significant digits in tables.
         column: whether it is a column in the terminal's table of rows.
         row: its label in the table at the end of a fit; empty to leave it out.
@@ -46,6 +47,7 @@ class MetricInfo:
     error_kind: ErrorKind = "standard"
     kind: Literal["number", "flag", "count", "seconds"] = "number"
     extreme: Literal["", "min", "max"] = ""
+    every: int = 1
     digits: int = 3
     column: bool = False
     row: str = ""

@@ -11,6 +11,7 @@ from lightning_normtheory.record.catalog import (
     common,
     generalization,
     hessian,
+    linearity,
     ntk,
     rsc,
     weight_norm,
@@ -21,7 +22,7 @@ from lightning_normtheory.record.metric_info import MetricInfo, Role
 __all__ = ["METRICS", "MetricInfo", "Role", "find_error", "find_metric", "standard_error"]
 
 # Tables and legends follow this order.
-_CATALOG = (common, weight_norm, rsc, certificate, hessian, ntk, weightnorm, batchnorm, generalization)
+_CATALOG = (common, weight_norm, rsc, certificate, hessian, ntk, linearity, weightnorm, batchnorm, generalization)
 METRICS: tuple[MetricInfo, ...] = tuple(metric for module in _CATALOG for metric in module.METRICS)
 
 

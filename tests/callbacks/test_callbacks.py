@@ -19,6 +19,7 @@ from lightning_normtheory.callbacks import (
     ConvergenceCertificate,
     HessianTopEigenvalue,
     HessianTrace,
+    Linearity,
     MinWeightNorm,
     NormTheory,
     NTKLeastEigenvalue,
@@ -35,6 +36,12 @@ HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converg
 HESSIAN_NAMES |= {"hessian_edge", "hessian_edge_distance"}
 NTK_NAMES = {"ntk_lambda_min", "ntk_lambda_min_floor", "ntk_lambda_max", "ntk_condition_number", "ntk_effective_rank"}
 NTK_NAMES |= {"ntk_change", "ntk_change_max", "ntk_label_alignment", "ntk_samples", "ntk_seconds"}
+NTK_NAMES |= {"ntk_gradient_norm"}
+DISTANCES = {"theta_distance", "theta_distance_relative"}
+# Of few samples: in NormTheory only in every 8th measurement.
+FEW_NAMES = {f"predictor_hessian_norm{of}" for of in ("", "_residual", "_converged")} | {"predictor_gradient_norm"}
+FEW_FIRST = {"predictor_input_gradient_norm", "linearity_hidden_gradient"}
+FEW_NAMES |= {*FEW_FIRST, "linearity_b", "linearity_hessian_to_kernel"}
 NTK_PARTS = {f"ntk_{part}_share" for part in ("direction", "length", "rest")}
 NTK_PARTS |= {"ntk_direction_lambda_min", "ntk_length_lambda_min", "ntk_crossover"}
 BOUND_NAMES = {"rademacher_bound", "rademacher_x_norm", "population_loss_bound"}
@@ -49,18 +56,27 @@ CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient"
 # Below its floor the least eigenvalue is a rounding error of either sign, and quotients by it may be infinite.
 NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
 # Logged or not depending on a measured value.
-SOMETIMES = {"ntk_crossover"}
+SOMETIMES = {"ntk_crossover", "ntk_change_bound"}
 NAMES = {
     MinWeightNorm: {"min_weight_norm"},
     RSCRatio: RSC_NAMES,
     HessianTopEigenvalue: HESSIAN_NAMES,
     HessianTrace: {"hessian_trace", *(f"hessian_trace_{of}" for of in ("error", "hvps", "seconds"))},
     NTKLeastEigenvalue: NTK_NAMES,
+    Linearity: {*NTK_NAMES, *DISTANCES, *FEW_NAMES},
     BatchNormTheory: {"batchnorm_epsilon"},
     WeightNormTheory: DISTANCE_NAMES,
     RademacherBound: BOUND_NAMES,
     ConvergenceCertificate: CERTIFICATE_NAMES,
-    NormTheory: {"min_weight_norm", *RSC_NAMES, *HESSIAN_NAMES, *NTK_NAMES, *BOUND_NAMES, *CERTIFICATE_NAMES},
+    NormTheory: {
+        "min_weight_norm",
+        *RSC_NAMES,
+        *HESSIAN_NAMES,
+        *NTK_NAMES,
+        *DISTANCES,
+        *BOUND_NAMES,
+        *CERTIFICATE_NAMES,
+    },
 }
 
 
@@ -122,7 +138,7 @@ def test_works_without_arguments(callback, model):
     trainer([callback(**fewer)], max_epochs=2).fit(module, data)
     measured = rows()
     assert sorted(measured) == [0, 1]
-    for row in measured.values():
+    for epoch, row in measured.items():
         names = {name.split("/")[1] for name in row if name.startswith("normtheory/")}
         with_momentum = {"hessian_stability_limit", "hessian_stability_limit_distance"}
         has_limit = model == "resnet18" and "hessian_edge" in NAMES[callback]
@@ -132,6 +148,10 @@ def test_works_without_arguments(callback, model):
         expected |= CERTIFICATE_PARTS if model == "wn mlp" and "certificate_rate_measured" in expected else set()
         if callback is NormTheory:
             expected |= {"batchnorm_epsilon"} if model == "resnet18" else DISTANCE_NAMES
+        square = model == "wn mlp" and callback in (Linearity, NormTheory)
+        if callback is NormTheory and epoch == 0:  # a larger model has no second derivatives here
+            expected |= FEW_NAMES if model == "wn mlp" else FEW_FIRST
+        expected |= {"linearity_kappa"} if square and "linearity_b" in expected else set()
         expected -= {"population_loss_bound"} if model == "resnet18" else set()  # no validation data
         assert names - SOMETIMES == expected - SOMETIMES
         assert not any(math.isnan(value) for value in row.values())

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from lightning_normtheory import predictor_hessian_norm
-from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory
+from lightning_normtheory.callbacks import HessianTopEigenvalue
 
 from support.batch_statistics import inputs_of, with_statistics_of
 from support.hessian_fits import LAMBDA, Descent
@@ -43,7 +43,7 @@ def test_the_predictor_of_dict_batches_on_some_samples():
 
 
 def test_nothing_of_the_predictor_without_a_request():
-    row = fit(NormTheory(on_error="raise"), Descent(), epochs=1)[0]
+    row = fit(HessianTopEigenvalue(on_error="raise"), Descent(), epochs=1)[0]
     assert not any("predictor_hessian" in name for name in row)
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_normtheory import callbacks
 from lightning_normtheory.callbacks import HessianTopEigenvalue, HessianTrace, NormTheory, batchnorm_theory
+from lightning_normtheory.norms import distance
 from lightning_normtheory.record.metrics import METRICS, MetricInfo, find_error, find_metric
 from lightning_normtheory.view.panels import PANELS, SECTIONS
 
@@ -53,6 +54,14 @@ def long_directions():
     net = dgm_network(64)
     net[0].parametrizations.weight.original0.data /= 4
     return net
+
+
+def few_entries():
+    """More parameters than θ₀ is kept of."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distance, "_MOST", 64)
+        patch.setattr(distance, "_FEWEST", 8)
+        return regression(long_directions(), samples(4))
 
 
 def fit(added, module, train, validation=None):
@@ -98,7 +107,7 @@ CASES = {
     "WN's own form": lambda: regression(paper_network(8, 2, 2.0), samples(), samples(8, seed=1)),
     "RSC's own form": lambda: regression(rsc_network(), samples(norm=3**0.5)),
     "DGM's form": lambda: regression(dgm_network(), samples(4)),
-    "DGM's form, long directions": lambda: regression(long_directions(), samples(4)),
+    "DGM's form, long directions": few_entries,
     "BN's form": lambda: binary(two_layers()),
     "BN's form, wide enough": wide_enough,
     "convolution, momentum, groups": lambda: all_with_predictor(Convolution(), loader(16), loader(8), max_overhead=0.5),

@@ -101,6 +101,7 @@ def every_callback(model: str) -> list[pl.Callback]:
         ours.HessianTopEigenvalue(**probe, predictor_samples=2, max_hvps=20, prefix="other_hessian"),
         ours.HessianTrace(**probe, hvps=12, layers=True, prefix="other_trace"),
         ours.NTKLeastEigenvalue(**probe, samples=16, prefix="other_ntk"),
+        ours.Linearity(**probe, samples=16, prefix="other_linearity"),
         ours.ConvergenceCertificate(**probe, samples=16, prefix="other_certificate"),
         *(callback(**probe, prefix=f"other_{callback.__name__}") for callback in alone),
     ]

@@ -74,7 +74,7 @@ METRICS = (
     _upper("wn_beta", "β of WN", "β of WN, for the paper's own network", "smoothness"),
     _upper("wn_hessian_bound", "H̄ of WN", "bound on ‖∇²f‖ of WN, Theorem 4.1", "predictor"),
     _upper("wn_gradient_bound", "ϱ of WN", "bound on ‖∂f/∂θ‖ of WN, Lemma 4.1", "gradient_bounds"),
-    _upper("certificate_lipschitz_bound", "Lipschitz bound", "bound on ‖∂f/∂x‖", "gradient_bounds"),
+    _upper("certificate_lipschitz_bound", "Lipschitz bound", "bound on ‖∂f/∂x‖", "input_gradient"),
     _upper("wn_loss_bound", "φ̄ of WN", "bound on the loss of WN", "loss"),
     _keep_max("rsc_gamma", "γ of RSC", "largest ‖W‖₂/√m", "rsc_constants"),
     _upper("rsc_hessian_bound", "c_H/√m of RSC", "bound on ‖∇²f‖ of RSC, Theorem 4.1", "predictor"),

@@ -47,6 +47,7 @@ METRICS = (
         "max ‖∇²f‖",
         "largest norm of the outputs' Hessian over samples",
         "predictor",
+        every=8,
         row="max ‖∇²f‖",
     ),
     _residual(

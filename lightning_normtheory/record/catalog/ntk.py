@@ -26,6 +26,12 @@ METRICS = (
         "condition number of the kernel, infinite below the floor",
         "condition_number",
     ),
+    _keep_max(
+        "ntk_gradient_norm",
+        "max √K_ii",
+        "largest ‖∇f(x_i)‖ on the kernel's samples, root mean square over the outputs",
+        "gradient_bounds",
+    ),
     _keep_min("ntk_effective_rank", "effective rank", "effective rank (tr K)²/‖K‖_F²", "effective_rank"),
     _metric("ntk_samples", "samples", "number of samples of the kernel", "effective_rank", role="upper", kind="count"),
     _keep_max(

@@ -40,12 +40,19 @@ PANELS = (
     _curvature(
         "predictor",
         "Hessian of the predictor and its bounds",
-        "max ‖∇²f‖ over samples, measured with HessianTopEigenvalue(predictor_samples=…), and its bounds H̄.",
+        "max ‖∇²f‖ over samples, on a few or with HessianTopEigenvalue(predictor_samples=…) on more, and its bounds H̄.",
     ),
     _curvature(
         "gradient_bounds",
-        "Bounds on the network's gradients",
-        "ϱ bounds the gradient with respect to the parameters, the Lipschitz bound that with respect to the input.",
+        "Gradients of the outputs and their bounds",
+        "‖∂f/∂θ‖ on a few samples, the root mean square over the outputs on the kernel's samples (max √K_ii), and the "
+        "bounds ϱ; those of WN and RSC are of each output.",
+        detail=True,
+    ),
+    _curvature(
+        "input_gradient",
+        "Gradients in the input and their bound",
+        "‖∂f/∂x‖ on a few samples, and the Lipschitz bound.",
         detail=True,
     ),
     _curvature(
@@ -103,7 +110,25 @@ PANELS = (
     _kernel(
         "change",
         "Change of the kernel",
-        "‖K − K₀‖/‖K₀‖, and ΔK, its largest value so far: near 0 the network trains like its linearization.",
+        "‖K − K₀‖/‖K₀‖, and ΔK, its largest value so far: near 0 the network trains like its linearization. The bound "
+        "follows from the distance of the parameters from their start (LIN, Proposition 2.2).",
+    ),
+    _kernel(
+        "linearity",
+        "Curvature of the outputs against their gradients",
+        "B = max ‖∇²f‖/‖∇f‖², κ_f = |f − y|·B, ‖∇²f‖/λ_max(K) and ‖∂f/∂α‖_∞ on a few samples: all small where the "
+        "network is nearly linear in its parameters.",
+    ),
+    _kernel(
+        "displacement",
+        "Distance of all parameters from the start",
+        "‖θ − θ₀‖, and in units of ‖θ₀‖: small while the network stays near its linearization at the start.",
+    ),
+    _kernel(
+        "displacement_error",
+        "Standard error of the distance",
+        "Of a large model, ‖θ − θ₀‖ is estimated from a million random parameters.",
+        detail=True,
     ),
     _kernel("kernel_lambda_max", "Largest eigenvalue", "λ_max of the tangent kernel.", detail=True),
     _kernel(

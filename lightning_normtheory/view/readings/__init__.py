@@ -57,7 +57,7 @@ def _broken(panel: Panel, name: str, history: History) -> Reading | None:
     """Report that the first line of a panel ended or became NaN: an older value must not be read as current."""
     series, symbol = history.series(name), find_metric(name).symbol
     last = max(series)
-    if _ended(series, history):
+    if _ended(series, history, find_metric(name).every):
         because = _because(name, history, last)
         text = f"{symbol} was {number(series[last])} {at(last, history)}, and has not been measured since{because}"
         return Reading(f"{symbol} is no longer measured.", text)
@@ -84,12 +84,12 @@ def _because(name: str, history: History, since: int = 0) -> str:
     return sentence(f": {textwrap.shorten(why, 160, placeholder=' …')}" if why else "")
 
 
-def _ended(series: Mapping[int, float], history: History) -> bool:
-    """Whether the last gap is longer than all gaps before: callbacks may measure every n-th time only."""
+def _ended(series: Mapping[int, float], history: History, every: int) -> bool:
+    """Whether the last gap is longer than ``every`` and all gaps before: callbacks may measure every n-th time only."""
     measured = [position for position, row in zip(history.positions, history.rows) if row.measured]
     places = [place for place, position in enumerate(measured) if position in series]
     gaps = [after - before for before, after in zip([-1, *places], places)]
-    return len(measured) - 1 - places[-1] >= max(gaps, default=0) if places else False
+    return len(measured) - 1 - places[-1] >= max(every, *gaps) if places else False
 
 
 def _plain(panel: Panel, history: History) -> Reading | None:

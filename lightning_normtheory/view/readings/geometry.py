@@ -68,28 +68,77 @@ def _trace(history: History) -> Reading | None:
     return Reading("The trace of the Hessian is positive.", text)
 
 
-def _predictor(history: History) -> Reading | None:
-    bounds, measured = ("certificate_hessian_bound", "wn_hessian_bound", "rsc_hessian_bound"), "predictor_hessian_norm"
-    name = next((name for name in bounds if history.latest(name, measured)), None)
-    if name is None:
-        norm = history.last(measured)
-        bound = min((history.last(name) for name in bounds if math.isfinite(history.last(name))), default=math.nan)
+class _Bounded:
+    """Compare a norm with the smallest of its bounds, in the last row that has both."""
+
+    def __init__(self, symbol: str, measured: tuple[str, ...], bounds: tuple[str, ...], remedy: str = "") -> None:
+        self._symbol, self._measured, self._bounds, self._remedy = symbol, measured, bounds, remedy
+
+    def __call__(self, history: History) -> Reading | None:
+        found = ((name, bound) for name in self._measured for bound in self._bounds if history.latest(bound, name))
+        name, bound = next(found, ("", ""))
+        if not name:
+            return self._alone(history)
+        now = history.latest(bound, name)
+        norm = now[name]
+        smallest = min(
+            (now[each] for each in self._bounds if not math.isnan(now.get(each, math.nan))), default=math.nan
+        )
+        if math.isnan(smallest) or math.isnan(norm):
+            return None
+        if norm > smallest * (1 + 1e-3):  # the norm has an error, too
+            text = f"max {self._symbol} is {number(norm)} and its bound {number(smallest)}. Please report it."
+            return Reading(f"The bound of {self._symbol} does not hold.", text, "bad")
+        much = f", {times(smallest / norm)} as much" if norm > 0 else ""
+        text = f"max {self._symbol} is {number(norm)}, the bound {number(smallest)}{much}."
+        return Reading(f"The bound of {self._symbol} holds.", text, "good")
+
+    def _alone(self, history: History) -> Reading | None:
+        """Give the norm or the bound, if there is only one of them."""
+        norm = next((history.last(name) for name in self._measured if not math.isnan(history.last(name))), math.nan)
         if not math.isnan(norm):
-            return Reading("‖∇²f‖ has no bound here.", f"max ‖∇²f‖ is {number(norm)}.")
-        text = f"‖∇²f‖ is at most {number(bound)}. HessianTopEigenvalue(predictor_samples=8) measures it."
-        return None if math.isnan(bound) else Reading("‖∇²f‖ is bounded and was not measured.", text)
-    now = history.latest(name, measured)
-    norm = now[measured]
-    bound = min((now[name] for name in bounds if not math.isnan(now.get(name, math.nan))), default=math.nan)
-    if math.isnan(bound) or math.isnan(norm):
+            return Reading(f"{self._symbol} has no bound here.", f"max {self._symbol} is {number(norm)}.")
+        known = [history.last(name) for name in self._bounds if math.isfinite(history.last(name))]
+        text = f"{self._symbol} is at most {number(min(known, default=math.nan))}.{self._remedy}"
+        return Reading(f"{self._symbol} is bounded and was not measured.", text) if known else None
+
+
+_predictor = _Bounded(
+    "‖∇²f‖",
+    ("predictor_hessian_norm",),
+    ("certificate_hessian_bound", "wn_hessian_bound", "rsc_hessian_bound"),
+    " HessianTopEigenvalue(predictor_samples=8) measures it.",
+)
+# The papers' own ϱ bound the gradient of each output, not the Jacobian of several.
+_gradient = _Bounded("‖∂f/∂θ‖", ("predictor_gradient_norm", "ntk_gradient_norm"), ("certificate_gradient_bound",))
+_input_gradient = _Bounded("‖∂f/∂x‖", ("predictor_input_gradient_norm",), ("certificate_lipschitz_bound",))
+
+
+def _linearity(history: History) -> Reading | None:
+    now = history.latest("linearity_b")
+    ratio, kappa = now.get("linearity_b", math.nan), now.get("linearity_kappa", math.nan)
+    if math.isnan(ratio):
         return None
-    if norm > bound * (1 + 1e-3):  # the norm has an error, too
-        text = f"max ‖∇²f‖ is {number(norm)} and its bound {number(bound)}. Please report it."
-        return Reading("The bound of ‖∇²f‖ does not hold.", text, "bad")
-    much = f", {times(bound / norm)} as much" if norm > 0 else ""
-    return Reading(
-        "The bound of ‖∇²f‖ holds.", f"max ‖∇²f‖ is {number(norm)}, the bound {number(bound)}{much}.", "good"
-    )
+    text = f"B = ‖∇²f‖/‖∇f‖² is {number(ratio)} on a few samples"
+    if math.isnan(kappa):
+        return Reading(
+            "The outputs' curvature was measured.", f"{text}: f bends little while it changes by much less than 1/B."
+        )
+    text += f", and κ_f, with the residuals, {number(kappa)}"
+    if kappa < 0.1:
+        return Reading("κ_f is small.", f"{text}: near these parameters the network trains like its linearization.")
+    if kappa < 1:
+        return Reading("κ_f is neither small nor large.", f"{text}: between linear training and feature learning.")
+    return Reading("κ_f is large.", f"{text}: its linearization does not describe how the network fits these samples.")
+
+
+def _displacement(history: History) -> Reading | None:
+    series, relative = history.series("theta_distance"), history.last("theta_distance_relative")
+    if not series or math.isnan(history.last("theta_distance")):
+        return None
+    text = f"‖θ − θ₀‖ {trend(series)}"
+    text += "." if math.isnan(relative) else f", {percent(relative) if relative < 1 else times(relative)} of ‖θ₀‖."
+    return Reading("The parameters have moved." if history.last("theta_distance") > 0 else "Nothing has moved.", text)
 
 
 def _least_eigenvalue(history: History) -> Reading | None:
@@ -163,6 +212,8 @@ def _change(history: History) -> Reading | None:
     if math.isnan(change):
         return None
     size = f"The kernel has changed by up to {percent(change) if change < 1 else f'{times(change)} its size'}"
+    bound = history.last("ntk_change_bound")
+    size += "" if math.isnan(bound) else f" (by LIN, Proposition 2.2, now at most {number(bound)})"
     if change < 0.1:
         return Reading("The kernel hardly changes.", f"{size}: the network trains like its linearization.")
     if change < 0.5:
@@ -216,6 +267,10 @@ READINGS: dict[str, Callable[[History], Reading | None]] = {
     "sharpness": _sharpness,
     "trace": _trace,
     "predictor": _predictor,
+    "gradient_bounds": _gradient,
+    "input_gradient": _input_gradient,
+    "linearity": _linearity,
+    "displacement": _displacement,
     "kernel": _least_eigenvalue,
     "shares": _shares,
     "parts": _parts,

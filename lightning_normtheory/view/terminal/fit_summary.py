@@ -133,6 +133,7 @@ _COMPARISONS: dict[str, Callable[[Metrics, History], Iterator[str]]] = {
     "hessian_lambda_max": _compare_hessian,
     "predictor_hessian_norm": lambda last, _: _value("H̄", "certificate_hessian_bound", last),
     "ntk_lambda_min": _compare_kernel,
+    "ntk_change_max": lambda last, _: _value("bound", "ntk_change_bound", last),
     "weightnorm_displacement_v": lambda last, _: _value("reach", "dgm_reach_v", last),
     "batchnorm_displacement_v": lambda last, _: _value("radius", "batchnorm_radius_v", last),
     "generalization_gap": _compare_gap,
@@ -161,7 +162,9 @@ def _lines(history: History, rows: list[Row]) -> list[_Line]:
             if math.isnan(first) and not math.isnan(last):
                 theory.append("NaN at first")
             digits = min(metric.digits, _MOST_DIGITS)
-            cells = [_number(first, digits) if len(values) > 1 else "", _number(last, digits)]
+            cells = [_number(first, digits), _number(last, digits)]
+            if len(values) == 1 < len(rows):  # in the column of its row
+                cells[0 if metric.name not in rows[0].metrics else 1] = ""
             lines.append(_Line(metric.row, tuple(cells[-len(rows) :]), theory))
     return lines
 
