@@ -35,7 +35,7 @@ METRICS = (
     _seldom(
         "predictor_input_gradient_norm", "max ‖∂f/∂x‖", "largest norm of the outputs' Jacobian in x", "input_gradient"
     ),
-    _seldom("linearity_b", "B", "curvature ratio max ‖∇²f‖/‖∇f‖² (LIN, eq. (16))", "linearity", row="B = ‖∇²f‖/‖∇f‖²"),
+    _seldom("linearity_b", "B", "curvature ratio max ‖∇²f‖/‖∇f‖² (LIN, eq. (16))", "linearity"),
     _seldom("linearity_kappa", "κ_f", "B times the residual: max |f − y|·‖∇²f‖/‖∇f‖² (LIN, eq. (16))", "linearity"),
     _seldom("linearity_hessian_to_kernel", "‖H‖/‖K‖", "ratio max ‖∇²f‖/λ_max(K) (LIN, eq. (21))", "linearity"),
     _seldom(
