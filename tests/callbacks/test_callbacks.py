@@ -53,6 +53,7 @@ CERTIFICATE_PARTS = {"rho_1", "certificate_ntk_ratio_bound", "ntk_mean_grad_norm
 CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("rsc", "rsc_margin", "ntk", "ntk_margin")}
 CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("alpha", "beta", "step", "rate", "rho_2")}
 CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient", "lipschitz")}
+CERTIFICATE_PARTS |= {f"rsc_{of}" for of in ("alpha", "margin", "threshold", "kappa")}
 # Below its floor the least eigenvalue is a rounding error of either sign, and quotients by it may be infinite.
 NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
 # Logged or not depending on a measured value.
