@@ -11,7 +11,7 @@ from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.cost import FORWARD, SHARED, Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import LOSS_SETTINGS, SAMPLE_SETTINGS, Diagnostic
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
-from lightning_normtheory.callbacks.paper_constants import papers_constants
+from lightning_normtheory.callbacks.measurement.paper_constants import papers_constants
 from lightning_normtheory.callbacks.theorem_verdicts import TheoremVerdictsDiagnostic
 from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.ntk.result import TangentKernel

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_normtheory import rsc_ratio
-from lightning_normtheory.callbacks.paper_constants import papers_constants
+from lightning_normtheory.callbacks.measurement.paper_constants import papers_constants
 from lightning_normtheory.theorems import LossState, guaranteed_step, network_problem
 
 from support.theory.bound_cases import At, Times
