@@ -12,13 +12,28 @@ from lightning_normtheory.rsc import why_no_ratio
 
 __all__ = ["RSCRatio"]
 
+# What is also estimated for the training set, in the order of `RSCTrain`.
+_ESTIMATED = ("rsc_ratio", "grad_norm_sq", "mean_predictor_grad_norm_sq")
+
 
 class RSCRatioDiagnostic(Diagnostic):
     """R, its parts, ‖ḡ‖², and the loss relative to the previous measurement."""
 
     title = "restricted strong convexity"
     key = "rsc_ratio"
-    metrics = (key, "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio")
+    metrics = (
+        key,
+        "rsc_ratio_train",
+        "rsc_ratio_train_error",
+        "loss",
+        "grad_norm_sq",
+        "grad_norm_sq_train",
+        "grad_norm_sq_train_error",
+        "mean_predictor_grad_norm_sq",
+        "mean_predictor_grad_norm_sq_train",
+        "mean_predictor_grad_norm_sq_train_error",
+        "loss_ratio",
+    )
     shared = ("rsc",)
     since_start = ("loss_ratio",)
 
@@ -42,11 +57,17 @@ class RSCRatioDiagnostic(Diagnostic):
         if not measurement.function.findings.outputs_problem:
             metrics["mean_predictor_grad_norm_sq"] = rsc.mean_predictor_grad_norm_sq
             reasons["mean_predictor_grad_norm_sq"] = measurement.outputs_failure
+        for name, estimate in zip(_ESTIMATED, measurement.rsc_train or ()):
+            if name in metrics:
+                metrics[f"{name}_train"], metrics[f"{name}_train_error"] = estimate
+                reasons.update({f"{name}_train": reasons.get(name, ""), f"{name}_train_error": reasons.get(name, "")})
         if self._last_loss is not None:
             defined = self._last_loss > 0 and rsc.loss >= 0
             metrics["loss_ratio"] = rsc.loss / self._last_loss if defined else math.nan
             reasons["loss_ratio"] = why_no_ratio(rsc.loss, self._last_loss)
         self.reasons = {name: why for name, why in reasons.items() if why and math.isnan(metrics[name])}
+        if measurement.why_no_rsc_train:
+            self.reasons |= {f"{name}_train": measurement.why_no_rsc_train for name in _ESTIMATED if name in metrics}
         self._last_loss = rsc.loss
         return metrics
 
@@ -72,6 +93,12 @@ class RSCRatio(DiagnosticCallback):
     * ``normtheory/loss``: L, the mean loss of the probe, with dropout off;
     * ``normtheory/grad_norm_sq``: ‖∇L‖² over the trainable parameters;
     * ``normtheory/mean_predictor_grad_norm_sq``: ‖ḡ‖², ḡ = (1/(nk)) Σ_i Σ_h ∇f_h(x_i);
+    * ``normtheory/rsc_ratio_train``, ``…_error``, ``normtheory/grad_norm_sq_train``, ``…_error``,
+      ``normtheory/mean_predictor_grad_norm_sq_train``, ``…_error``: the same with its standard error of the whole
+      training set, estimated from the probe (`rsc_ratio_train`). The probe's own values are larger on average: they
+      contain the noise of few samples. The errors come from the spread of batches: at least 8 or, where samples are
+      independent, parts of batches. Not logged for a probe of one batch that cannot be divided, and under a sampler
+      with weights;
     * ``normtheory/loss_ratio``: L divided by the L of the previous measurement, at first that before training; with an
       iterable dataset, that before the step of the batch that completes the probe;
     * ``normtheory/seconds``: the time of the measurement.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_normtheory.ntk import TangentKernel, empirical_ntk
     from lightning_normtheory.record import History, read_histories
     from lightning_normtheory.rsc import RSC, rsc_ratio
+    from lightning_normtheory.rsc_train import RSCTrain, rsc_ratio_train
     from lightning_normtheory.theorems import (
         Margin,
         RSCConstants,
@@ -43,6 +44,7 @@ _HOMES = {
     "ntk": "TangentKernel empirical_ntk",
     "record": "History read_histories",
     "rsc": "RSC rsc_ratio",
+    "rsc_train": "RSCTrain rsc_ratio_train",
     "theorems": "Margin RSCConstants TheoremStatus WeightNormConstants applicable_theorems batchnorm_margin "
     "batchnorm_rademacher infinite_width_kernels rsc_constants weightnorm_constants weightnorm_generalization_bound",
     "view": "write_report",
@@ -56,6 +58,7 @@ __all__ = [
     "Margin",
     "NormalizedLayers",
     "RSCConstants",
+    "RSCTrain",
     "TangentKernel",
     "TheoremStatus",
     "WeightNormConstants",
@@ -73,6 +76,7 @@ __all__ = [
     "read_histories",
     "rsc_constants",
     "rsc_ratio",
+    "rsc_ratio_train",
     "weight_norms",
     "weightnorm_constants",
     "weightnorm_generalization_bound",

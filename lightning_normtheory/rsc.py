@@ -16,6 +16,7 @@ from lightning_normtheory.model.checks import count_output_samples, list_batches
 __all__ = [
     "RSC",
     "add_gradients",
+    "flat_gradients",
     "gradients_of",
     "rsc_from_sums",
     "rsc_of_one_batch",
@@ -128,12 +129,12 @@ def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: flo
         >>> total
         tensor([2., 2., 0.], dtype=torch.float64)
     """
-    for part, gradient in zip(total.split(list(sizes)), _flat(gradients, total.device)):
+    for part, gradient in zip(total.split(list(sizes)), flat_gradients(gradients, total.device)):
         if gradient is not None:
             part.add_(gradient, alpha=weight)
 
 
-def _flat(gradients: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
+def flat_gradients(gradients: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
     """Flatten gradients and move them to a device, in one copy if all are on another: the host waits for each copy."""
     found = [gradient.detach().reshape(-1) for gradient in gradients if gradient is not None]
     if len({each.device for each in found}) == 1 and found[0].device != device:
@@ -163,7 +164,7 @@ def rsc_of_one_batch(
 def _with_float64(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     device = next((gradient.device for gradient in gradients if gradient is not None), torch.device("cpu"))
     place = device_for_float64(device)
-    return gradients if place == device else _flat(gradients, place)
+    return gradients if place == device else flat_gradients(gradients, place)
 
 
 def _ratio(grad_norm_sq: float, loss: float) -> float:

@@ -183,11 +183,11 @@ def test_examples_in_docstrings(module):
 # Users rely on these names: add to them, and rename none.
 PUBLIC = {
     "lightning_normtheory": """
-        Eigenpair History Margin NormalizedLayers RSC RSCConstants TangentKernel TheoremStatus
+        Eigenpair History Margin NormalizedLayers RSC RSCConstants RSCTrain TangentKernel TheoremStatus
         WeightNormConstants applicable_theorems batchnorm_margin batchnorm_rademacher empirical_ntk
         hessian_eigenpairs hessian_top_eigenvalue hessian_vector_product infinite_width_kernels
         min_weight_norm normalized_layers predictor_hessian_norm read_histories rsc_constants
-        rsc_ratio weight_norms weightnorm_constants weightnorm_generalization_bound write_report
+        rsc_ratio rsc_ratio_train weight_norms weightnorm_constants weightnorm_generalization_bound write_report
     """,
     "lightning_normtheory.callbacks": """
         BatchNormTheory ConvergenceCertificate DiagnosticCallback HessianTopEigenvalue HessianTrace Linearity

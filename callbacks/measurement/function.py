@@ -61,7 +61,10 @@ class MeasuredFunction:
     Attributes:
         batches: this process's batches of the probe; `retry_smaller` may halve them.
         all_batches: all batches of the probe, the same in every process.
+        chosen_stats: ``batch_stats``.
         training_samples: n, see `Probe`.
+        left_out: the fraction of the training set that is not in the probe, see `Probe`.
+        weighted: whether it was drawn with different probabilities.
         reset_state: inside `measuring`, resets the model before the next forward pass, see `preserve_state`.
     """
 
@@ -84,10 +87,11 @@ class MeasuredFunction:
         self.batches = probe.batches(trainer.global_rank, trainer.world_size)
         self.all_batches = probe.batches(0, 1)
         self.training_samples = probe.training_samples
+        self.left_out, self.weighted = probe.left_out, probe.weighted
         self.user_loss, self.user_predict = loss, predict
         self.findings = findings
         self._parameters = parameters
-        self._batch_stats = batch_stats
+        self.chosen_stats = batch_stats
 
     @property
     def chosen(self) -> bool:
@@ -109,7 +113,7 @@ class MeasuredFunction:
     def independent_stats(self) -> bool | None:
         """``batch_stats`` of the function that predicts: running statistics where all layers keep them."""
         tracked = all(layer.running_mean is not None for layer in batch_norm_layers(self.model).values())
-        return self._batch_stats if self._batch_stats is not None or not tracked else False
+        return self.chosen_stats if self.chosen_stats is not None or not tracked else False
 
     def hold_statistics(self) -> None:
         """Inside `measuring`: hold the statistics of BatchNorm constant, at those of the probe, so that samples are
@@ -119,7 +123,7 @@ class MeasuredFunction:
         interact anyway. The next reset of the model ends it.
         """
         layers = batch_norm_layers(self.model).values()
-        if self._batch_stats is None and layers and all(layer.running_mean is not None for layer in layers):
+        if self.chosen_stats is None and layers and all(layer.running_mean is not None for layer in layers):
             # Inputs one after the other: those of all batches may need more memory than a training step.
             passes = ((partial(self.outputs, self.model, self.inputs_of(b)), b.samples) for b in self.all_batches)
             hold_batch_statistics(self.model, passes, self.reset_state)
@@ -134,7 +138,7 @@ class MeasuredFunction:
             independent: whether to measure the function that predicts, see `independent_stats`.
         """
         error: Exception | None = None
-        batch_stats = self.independent_stats if independent else self._batch_stats
+        batch_stats = self.independent_stats if independent else self.chosen_stats
         # A step may also change these, outside the module. The optimizer's tensors change in its own step only.
         optimizers = [each for optimizer in self.trainer.optimizers for each in with_inner(optimizer)]
         states = [] if self.model.automatic_optimization else [optimizer.state for optimizer in optimizers]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.generalization_gap import Gap, measure_gap
 from lightning_normtheory.callbacks.measurement.kernels import Kernels
 from lightning_normtheory.callbacks.measurement.rsc_metric import RSCMetric
-from lightning_normtheory.callbacks.measurement.smaller_batches import retry_smaller
+from lightning_normtheory.callbacks.measurement.smaller_batches import cut_into_units, retry_smaller
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts, TheoryInputs
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
@@ -20,8 +21,22 @@ from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.record.wording import first_lines
 from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
+from lightning_normtheory.rsc_train import MOST_GROUPS, RSCTrain, rsc_of_set, spread_table, why_no_estimate
 
 __all__ = ["Measurement"]
+
+
+# Why a probe tells nothing about the training set.
+_WEIGHTED = "the sampler draws samples with different probabilities, and the estimate is one of equal ones"
+
+
+class _Found(NamedTuple):
+    """R, cos(∇L, ḡ), the estimates for the training set, and why there are none."""
+
+    rsc: RSC
+    cosine: float
+    train: RSCTrain | None
+    why_not: str
 
 
 class Measurement:
@@ -81,49 +96,70 @@ class Measurement:
     @property
     def rsc(self) -> RSC:
         """R = ‖∇L‖²/L and ‖ḡ‖² of the probe."""
-        return self._rsc_and_cosine[0]
+        return self._gradients.rsc
 
     @property
     def gradient_cosine(self) -> float:
         """cos(∇L, ḡ), κ of RSC for a step of gradient descent."""
-        return self._rsc_and_cosine[1]
+        return self._gradients.cosine
+
+    @property
+    def rsc_train(self) -> RSCTrain | None:
+        """Estimates of R, ‖∇L‖² and ‖ḡ‖² of the training set; ``None`` if `why_no_rsc_train` says why."""
+        return self._gradients.train
+
+    @property
+    def why_no_rsc_train(self) -> str:
+        """Why the training set cannot be estimated from the probe; empty if it can."""
+        return self._gradients.why_not
 
     @property
     def mean_loss(self) -> float:
         """The mean loss of the probe, taken from `rsc` if that is known."""
-        return self.rsc.loss if "_rsc_and_cosine" in vars(self) else self.loss
+        return self.rsc.loss if "_gradients" in vars(self) else self.loss
 
     @cached_property
-    def _rsc_and_cosine(self) -> tuple[RSC, float]:
+    def _gradients(self) -> _Found:
         return retry_smaller(self.function, self._measure_rsc)
 
-    def _measure_rsc(self) -> tuple[RSC, float]:
+    def _measure_rsc(self) -> _Found:
         function = self.function
-        metric = RSCMetric([p.numel() for p in function.theta.values()], **function.summing).to(function.sum_device)
+        whole, wanted = function.batches, function.left_out > 0 and not function.weighted
+        units = cut_into_units(function) if wanted else 1
+        groups = min(units, MOST_GROUPS) if units > 1 else 0
+        sizes = [p.numel() for p in function.theta.values()]
+        metric = RSCMetric(sizes, groups, **function.summing).to(function.sum_device)
         try:
-            return self._add_up_rsc(metric)
+            rsc, cosine = self._add_up_rsc(metric, groups)
+            table = spread_table(1) if metric.spread is None else metric.spread
+            why_not = _WEIGHTED if function.weighted else why_no_estimate(table, function.left_out)
+            train = None if why_not else rsc_of_set(rsc, table, function.left_out)
+            return _Found(rsc, cosine, train, why_not)
         finally:
+            function.batches = whole
             metric.reset()  # frees the sums: a metric is in reference cycles
 
-    def _add_up_rsc(self, metric: RSCMetric) -> tuple[RSC, float]:
+    def _add_up_rsc(self, metric: RSCMetric, groups: int) -> tuple[RSC, float]:
         function = self.function
         parameters = function.theta
         alone = len(function.batches) == 1 and self.processes.count == 1
+        samples = sum(batch.samples for batch in function.all_batches)
         with function.measuring():
             for batch in function.batches:
                 tick("batch")
+                group = batch.first * groups // samples
                 loss = function.loss_of(batch)
                 loss_gradients = gradients_of(loss, parameters)
                 if not alone:  # add them up now: both gradients at once would take more memory
                     if batch.counts:
-                        metric.update(batch.samples, loss, loss_gradients, 0, [])
+                        metric.update(batch.samples, loss, loss_gradients, 0, [], group)
                     loss_gradients = []
                 outputs, predictor_gradients = self._predictor_gradients(batch, parameters)
                 if alone:
                     value = float(loss.detach())
                     result = rsc_of_one_batch(value, loss_gradients, outputs, predictor_gradients)
                 elif batch.counts:
-                    metric.update(0, torch.zeros((), device="cpu"), [], outputs, predictor_gradients)
+                    metric.update(0, torch.zeros((), device="cpu"), [], outputs, predictor_gradients, group)
                 del predictor_gradients
         if alone:
             return result

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_normtheory.rsc import RSC, add_gradients, rsc_from_sums
+from lightning_normtheory.rsc import RSC, add_gradients, flat_gradients, rsc_from_sums
+from lightning_normtheory.rsc_train import add_to_table, spread_table
 
 __all__ = ["RSCMetric"]
 
@@ -17,6 +18,7 @@ class RSCMetric(Metric):
 
     Args:
         sizes: the sizes of the trainable parameters.
+        groups: the number of groups of batches in ``table``, from which `rsc_of_set` estimates; 0: no table.
         options: of `torchmetrics.Metric`.
 
     Example:
@@ -33,14 +35,19 @@ class RSCMetric(Metric):
     loss_sum: Tensor
     loss_gradient_sum: Tensor
     predictor_gradient_sum: Tensor
+    table: Tensor
     cosine: float
+    spread: Tensor | None = None
 
-    def __init__(self, sizes: Sequence[int], **options: Any) -> None:
+    def __init__(self, sizes: Sequence[int], groups: int = 0, **options: Any) -> None:
         super().__init__(**options)
         self._sizes = list(sizes)
         # The gradients get their size with the first batch: a metric copies its initial states.
         for name in ("samples", "outputs", "loss_sum", "loss_gradient_sum", "predictor_gradient_sum"):
             self.add_state(name, torch.zeros((), dtype=torch.float64, device="cpu"), dist_reduce_fx="sum")
+        self._groups = groups
+        if groups:
+            self.add_state("table", spread_table(groups), dist_reduce_fx="sum")
 
     def update(
         self,
@@ -49,6 +56,7 @@ class RSCMetric(Metric):
         loss_gradients: Sequence[Tensor | None],
         outputs: float,
         predictor_gradients: Sequence[Tensor | None],
+        group: int = 0,
     ) -> None:
         """Add a batch: its mean loss with the gradients, and those of the sum of its outputs, by parameter."""
         if self.loss_gradient_sum.dim() == 0:
@@ -57,11 +65,25 @@ class RSCMetric(Metric):
         self.samples += samples
         self.outputs += outputs
         self.loss_sum += samples * loss.detach().to(self.device)
+        loss_gradients = flat_gradients(loss_gradients, self.device)
+        predictor_gradients = flat_gradients(predictor_gradients, self.device)
         add_gradients(self.loss_gradient_sum, loss_gradients, samples, self._sizes)
         add_gradients(self.predictor_gradient_sum, predictor_gradients, 1, self._sizes)
+        if self._groups:
+            add_to_table(
+                self.table[group],
+                self._sizes,
+                samples=samples,
+                loss=loss,
+                loss_gradients=loss_gradients,
+                outputs=outputs,
+                predictor_gradients=predictor_gradients,
+            )
 
     def compute(self) -> RSC:
-        """Return the result over all batches and processes, and set ``cosine``, that between both gradients."""
+        """Return the result over all batches and processes, and set ``cosine``, that between both gradients, and
+        ``spread``, the table."""
+        self.spread = self.table if self._groups else None
         norms = self.loss_gradient_sum.norm() * self.predictor_gradient_sum.norm()
         self.cosine = float(self.loss_gradient_sum @ self.predictor_gradient_sum / norms)
         return rsc_from_sums(

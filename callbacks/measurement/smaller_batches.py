@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -12,11 +13,13 @@ from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.model.layers import with_batch_statistics
 
-__all__ = ["all_agree", "cut_batches", "retry_smaller"]
+__all__ = ["all_agree", "cut_batches", "cut_into_units", "retry_smaller"]
 
 T = TypeVar("T")
 # Relative difference between the loss of a batch and that of its halves that rounding explains: float32 errs by 1e-6.
 _SAME_LOSS = 1e-4
+# The spread of a quantity over samples is found from so many batches or parts of batches, of so many samples at least.
+_UNITS, _UNIT = 8, 16
 
 
 def retry_smaller(function: MeasuredFunction, measure: Callable[[], T]) -> T:
@@ -35,12 +38,7 @@ def retry_smaller(function: MeasuredFunction, measure: Callable[[], T]) -> T:
 
 def cut_batches(function: MeasuredFunction, parts: int) -> bool:
     """Halve the batches until each has become at least so many parts, if the loss is a mean over samples."""
-    smaller, before = list(function.batches), len(function.batches)
-    while len(smaller) < parts * before:
-        halves = [half for batch in smaller for half in batch.halves()]
-        if len(halves) == len(smaller):
-            break
-        smaller = halves
+    smaller, before = _halved(function.batches, parts), len(function.batches)
     if not all_agree(function, len(smaller) > before):
         return False
     smaller = _pad_ranks(function, smaller)
@@ -50,6 +48,35 @@ def cut_batches(function: MeasuredFunction, parts: int) -> bool:
         return False
     function.batches = smaller
     return True
+
+
+def cut_into_units(function: MeasuredFunction) -> int:
+    """Halve the batches until there are enough of them to tell how much samples differ, if the loss is a mean over
+    independent samples. This is tried once in a fit. Return the number of batches in all processes."""
+    own = [batch.samples for batch in function.batches if batch.counts]
+    counts = torch.tensor([len(own), sum(own)], dtype=torch.float64, device="cpu")
+    units, samples = (int(each) for each in function.processes.sum(counts).tolist())
+    parts = 1
+    while units * parts < _UNITS and samples >= 2 * _UNIT * units * parts:
+        parts *= 2
+    coupled = function.chosen_stats is None and with_batch_statistics(function.model)
+    if parts == 1 or coupled or function.findings.separable is False:
+        return units
+    if function.findings.separable:
+        function.batches = _pad_ranks(function, _halved(function.batches, parts))
+    else:
+        function.findings.separable = _try_to_cut(function, parts)
+    own = [batch.samples for batch in function.batches if batch.counts]
+    return int(function.processes.sum(torch.tensor([float(len(own))], device="cpu")))
+
+
+def _try_to_cut(function: MeasuredFunction, parts: int) -> bool:
+    try:
+        return function.processes.run_on_all(partial(cut_batches, function, parts))
+    except Exception as error:  # a step may want a certain number of samples
+        if is_out_of_memory(error):
+            raise
+        return False
 
 
 def _halve_batches(function: MeasuredFunction) -> bool:
@@ -73,6 +100,17 @@ def _halve_batches(function: MeasuredFunction) -> bool:
             return False
         function.batches = smaller
         return True
+
+
+def _halved(batches: list[ProbeBatch], parts: int) -> list[ProbeBatch]:
+    """Halve batches until each has become at least so many parts, or no batch has two samples."""
+    smaller = list(batches)
+    while len(smaller) < parts * len(batches):
+        halves = [half for batch in smaller for half in batch.halves()]
+        if len(halves) == len(smaller):
+            break
+        smaller = halves
+    return smaller
 
 
 def _pad_ranks(function: MeasuredFunction, batches: list[ProbeBatch]) -> list[ProbeBatch]:

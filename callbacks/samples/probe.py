@@ -83,6 +83,7 @@ class Probe:
     Attributes:
         training_samples: n, the number of samples that are trained on, of which the probe holds some; ``None`` if it is
             unknown: before `prepare`, for an iterable dataset, a custom loader, and a dataset of whole batches.
+        weighted: whether samples are drawn with different probabilities.
 
     Example:
         >>> Probe(samples=128)
@@ -102,6 +103,8 @@ class Probe:
         self.seed = seed
         self.collecting = False
         self.training_samples: int | None = None
+        self.weighted = False
+        self._several = False
         self._batches: list[ProbeBatch] = []
         self._chunks: list[Chunks] = []
         self._source: Any = None
@@ -119,6 +122,14 @@ class Probe:
         """The number of samples that it holds: fewer than asked for in a small dataset, more after whole batches."""
         return sum(batch.samples for batch in self._batches)
 
+    @property
+    def left_out(self) -> float:
+        """The fraction of the training set that it does not hold: 1 if their number is unknown, or those of several
+        loaders are combined, as for an endless set."""
+        if self.training_samples is None or self._several:
+            return 1.0
+        return max(1 - self.used / self.training_samples, 0.0)
+
     def prepare(self, trainer: Trainer) -> None:
         """Read the samples, or get ready to copy them from the passing batches."""
         source, iterables, limit = self._find(trainer)
@@ -129,6 +140,8 @@ class Probe:
         self.collecting = False
         loaders, structure = tree_flatten(iterables)
         populations = [find_population(loader, limit, trainer.world_size) for loader in loaders]
+        self.weighted = any(each is not None and each.weights is not None for each in populations)
+        self._several = len(loaders) > 1
         before = self.training_samples if restored else None
         self.training_samples = _count(loaders, populations)
         if before is not None and self.training_samples is not None:

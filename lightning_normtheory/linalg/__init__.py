@@ -4,5 +4,6 @@
 * ``arithmetic``: how a device rounds products of matrices
 * ``inner_products``: inner products of long vectors, summed in float64
 * ``eigensolvers``: power iteration and Lanczos, for maps that are known by their products
+* ``sampling``: means and squared norms of a whole set, estimated from some of its samples
 * ``spectrum``: extreme eigenvalues and norms of dense matrices
 """

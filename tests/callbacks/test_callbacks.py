@@ -32,6 +32,8 @@ from lightning_normtheory.record import jsonl
 from support.lit import CALLBACKS, Classifier, as_dict, loader, nets, rows, tensors, trainer
 
 RSC_NAMES = {"rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq", "loss_ratio"}
+RSC_NAMES |= {f"{of}_train" for of in ("rsc_ratio", "grad_norm_sq", "mean_predictor_grad_norm_sq")}
+RSC_NAMES |= {f"{name}_error" for name in RSC_NAMES if name.endswith("_train")}
 HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converged", "_hvps", "_seconds")}
 HESSIAN_NAMES |= {"hessian_edge", "hessian_edge_distance"}
 NTK_NAMES = {"ntk_lambda_min", "ntk_lambda_min_floor", "ntk_lambda_max", "ntk_condition_number", "ntk_effective_rank"}

@@ -19,7 +19,22 @@ METRICS = (
         row="R = ‖∇L‖²/L",
         tex=r"$R = \|\nabla L\|^2 / L$",
     ),
-    _keep_min("grad_norm_sq", "‖∇L‖²", "squared norm of the loss gradient", "gradient"),
+    _metric(
+        "rsc_ratio_train",
+        "R, training set",
+        "ratio ‖∇L‖²/L of the whole training set, estimated from the probe without the noise of few samples",
+        "rsc",
+        row="R of the training set",
+    ),
+    _metric("rsc_ratio_train_error", "error of R", "standard error of that estimate, by the draw of the probe", "rsc"),
+    _keep_min("grad_norm_sq", "‖∇L‖²", "squared norm of the loss gradient on the probe", "gradient"),
+    _metric(
+        "grad_norm_sq_train",
+        "‖∇L‖², training set",
+        "squared norm of the loss gradient of the whole training set, estimated from the probe",
+        "gradient",
+    ),
+    _metric("grad_norm_sq_train_error", "error of ‖∇L‖²", "standard error of that estimate", "gradient"),
     _keep_min(
         "mean_predictor_grad_norm_sq",
         "‖ḡ‖²",
@@ -27,5 +42,12 @@ METRICS = (
         "mean_gradient",
         column=True,
     ),
+    _metric(
+        "mean_predictor_grad_norm_sq_train",
+        "‖ḡ‖², training set",
+        "squared norm of the mean gradient of the outputs over the whole training set, estimated from the probe",
+        "mean_gradient",
+    ),
+    _metric("mean_predictor_grad_norm_sq_train_error", "error of ‖ḡ‖²", "standard error of that", "mean_gradient"),
     _keep_max("loss_ratio", "L_t/L_{t−1}", "loss divided by the loss measured before", "loss_ratio"),
 )
