@@ -10,19 +10,23 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
-from lightning_normtheory.callbacks.engine.cost import PRODUCT, Sizes, products_cost
+from lightning_normtheory.callbacks.engine.cost import GRAPH, PRODUCT, Sizes, products_cost
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.curvature import HessianRequest
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import warn
+from lightning_normtheory.hessian.bracket import Bracket, bracket_of_set
 from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
 from lightning_normtheory.hessian.eigenvalues import Eigenpair, Method, check_options, leading_eigenpairs
 from lightning_normtheory.hessian.operator import LossHessian, Memory
+from lightning_normtheory.linalg.sampling import Estimate
 from lightning_normtheory.model.parameters import FlatParameters
+from lightning_normtheory.record.wording import first_lines
 
 __all__ = ["HessianTopEigenvalue"]
 
 _LAMBDA = "hessian_lambda_max"
+_RAYLEIGH = "hessian_rayleigh_train"
 _PREDICTOR = "predictor_hessian_norm"
 # Five bits of exponent, two of mantissa: an error of about 7 % of the vector; the start also gets 30 % of noise.
 _SHORT = torch.float8_e5m2
@@ -30,6 +34,12 @@ _SHORT = torch.float8_e5m2
 # Hessian, and how much longer they take for a single sample than in a batch.
 _PRODUCTS: dict[Method, int] = {"lanczos": 10, "power": 20}
 _PREDICTOR_PRODUCTS, _ALONE = 15, 4.0
+# Why λ_max of the training set is not bracketed.
+_WEIGHTED = "the sampler draws samples with different probabilities, and the bracket is one of equal ones"
+_ONE_BATCH = "the training samples outside of the probe are a single batch, of which the spread is unknown"
+_NO_OTHERS = "no training samples outside of the probe can be read"
+# The bracket for the training set is measured at the first and then at every so many measurements.
+_BRACKET = 8
 
 
 class EdgeOfStabilityDiagnostic(Diagnostic):
@@ -64,6 +74,10 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         f"{_LAMBDA}_converged",
         f"{_LAMBDA}_hvps",
         f"{_LAMBDA}_seconds",
+        f"{_LAMBDA}_lower",
+        f"{_LAMBDA}_upper",
+        _RAYLEIGH,
+        f"{_RAYLEIGH}_error",
         "hessian_edge_distance",
     )
 
@@ -84,10 +98,12 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         # checkpoint holds it. An uninterrupted run starts from the same rounded vector. No changed setting drops it,
         # since the result does not depend on it.
         self._vector: dict[str, Tensor] = {}
+        self._measured = 0
         self._warned = False
 
     def cost(self, sizes: Sizes) -> float:
-        return products_cost(min(_PRODUCTS[self._options["method"]], self._options["max_hvps"]), self._memory)
+        others = (GRAPH + PRODUCT) / 2 / _BRACKET  # half as many samples
+        return products_cost(min(_PRODUCTS[self._options["method"]], self._options["max_hvps"]), self._memory) + others
 
     def hessian_request(self) -> HessianRequest:
         return HessianRequest(partial(_top_eigenpair, last=self._vector, options=self._options), self._memory)
@@ -95,13 +111,17 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
     def measure(self, measurement: Measurement) -> dict[str, float]:
         answer = measurement.curvature.answer(self.key)
         pair: Eigenpair = answer.value
-        self._vector = pair.vector
+        due = self._measured % _BRACKET == 0
+        self._measured += 1
+        self._vector = _rounded(pair.vector)
+        self.reasons = {}
         metrics = {
             _LAMBDA: pair.value,
             f"{_LAMBDA}_residual": pair.residual,
             f"{_LAMBDA}_converged": float(pair.converged),
             f"{_LAMBDA}_hvps": float(pair.hvps),
             f"{_LAMBDA}_seconds": answer.seconds,
+            **(self._bracket(measurement, pair) if due else {}),
             **{_distance(name): edge - pair.value for name, edge in _edges(measurement).items()},
         }
         # A pair that has fewer products has an asymmetric Hessian, of which the solver warns.
@@ -109,6 +129,24 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
             self._warned = True
             self._warn_not_converged(pair)
         return metrics
+
+    def _bracket(self, measurement: Measurement, pair: Eigenpair) -> dict[str, float]:
+        """Return the ends of an interval for λ_max of the training set, and vᵀHv of it with its error."""
+        function = measurement.function
+        if function.left_out == 0:
+            found = Bracket(pair.value, pair.value, Estimate(pair.value, 0.0))
+        else:
+            along = _WEIGHTED if function.weighted else _along(measurement, pair)
+            if isinstance(along, str):
+                self.reasons = {f"{_LAMBDA}_lower": along, f"{_LAMBDA}_upper": along}
+                return {}
+            found = along
+        return {
+            f"{_LAMBDA}_lower": found.lower,
+            f"{_LAMBDA}_upper": found.upper,
+            _RAYLEIGH: found.rayleigh.value,
+            f"{_RAYLEIGH}_error": found.rayleigh.error,
+        }
 
     def _warn_not_converged(self, pair: Eigenpair) -> None:
         method, tol = (self._names.get(name, name) for name in ("method", "tol"))
@@ -119,10 +157,11 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"vector": self._vector}
+        return {"vector": self._vector, "measured": self._measured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._vector = dict(state.get("vector", {}))
+        self._measured = state.get("measured", 0)
 
 
 class PredictorHessianDiagnostic(Diagnostic):
@@ -152,11 +191,29 @@ class PredictorHessianDiagnostic(Diagnostic):
         return {_PREDICTOR: norm, f"{_PREDICTOR}_residual": residual, f"{_PREDICTOR}_converged": float(converged)}
 
 
+def _along(measurement: Measurement, pair: Eigenpair) -> Bracket | str:
+    """Return the bracket from other training samples, or why there is none: λ_max itself does not need them."""
+    function = measurement.function
+    try:
+        weights, curvatures, others = measurement.curvature.along(pair.vector)
+    except Exception as error:  # noqa: BLE001
+        return first_lines(f"{type(error).__name__}: {error}")
+    if len(weights) < 2:
+        return _ONE_BATCH if others else _NO_OTHERS
+    return bracket_of_set(
+        pair.value,
+        pair.residual,
+        weights,
+        curvatures,
+        samples=sum(batch.samples for batch in function.all_batches),
+        others=others,
+        left_out=function.left_out,
+    )
+
+
 def _top_eigenpair(hessian: LossHessian, last: Mapping[str, Tensor], options: Mapping[str, Any]) -> Eigenpair:
-    """Return the pair with its vector rounded, as the next measurement starts from it."""
     start = partial(_warm_start, last, hessian.space) if _fits(last, hessian.space) else None
-    pair = leading_eigenpairs(hessian, 1, which="algebraic", start=start, **options)[0]
-    return pair._replace(vector=_rounded(pair.vector))
+    return leading_eigenpairs(hessian, 1, which="algebraic", start=start, **options)[0]
 
 
 def _rounded(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -219,6 +276,11 @@ class HessianTopEigenvalue(DiagnosticCallback):
     * ``normtheory/hessian_lambda_max_converged``: 1 if the residual is at most ``tol``·|λ|, else 0;
     * ``normtheory/hessian_lambda_max_hvps``: the number of Hessian-vector products;
     * ``normtheory/hessian_lambda_max_seconds``: the time of these products;
+    * at the first and every 8th measurement, an interval for λ_max of the whole training set (`bracket_of_set`):
+      ``normtheory/hessian_lambda_max_lower``, ``normtheory/hessian_lambda_max_upper``; and
+      ``normtheory/hessian_rayleigh_train``, ``…_error``: vᵀHv of the training set with the probe's eigenvector v, from
+      half as many other samples, and its standard error. λ_max of a probe is too large on average, vᵀHv too small. Not
+      logged for iterable datasets;
     * ``normtheory/hessian_edge``: 2/η of the next step, the smallest over the parameter groups, and
       ``normtheory/hessian_edge_distance``: 2/η − λ_max, negative beyond the edge of stability; with several groups also
       for each, ``normtheory/hessian_edge__GROUP`` and ``normtheory/hessian_edge_distance__GROUP``;

@@ -149,6 +149,7 @@ class NTKLeastEigenvalueDiagnostic(Diagnostic):
             "ntk_effective_rank": found.effective_rank,
             "ntk_gradient_norm": found.largest_gradient,
             "ntk_samples": float(len(found.over_samples)),
+            **_decay(found),
             **_sampling(found),
             **_parts(found),
             **self._since_start(measurement, found),
@@ -287,6 +288,16 @@ def _sampling(found: TangentKernel) -> dict[str, float]:
     return metrics
 
 
+def _decay(found: TangentKernel) -> dict[str, float]:
+    """Return λ_min of fewer samples, and how it decays with their number."""
+    n = len(found.over_samples)
+    if n < 8 or found.coupled:
+        return {}
+    metrics = {f"{_LAMBDA}_half": found.lambda_min_of(n // 2), f"{_LAMBDA}_quarter": found.lambda_min_of(n // 4)}
+    decay = found.lambda_min_decay
+    return metrics if math.isnan(decay) else {**metrics, f"{_LAMBDA}_decay": decay}
+
+
 def _parts(found: TangentKernel) -> dict[str, float]:
     """Return the contributions of directions and lengths, and of each layer."""
     shares = found.shares
@@ -336,6 +347,11 @@ class NTKLeastEigenvalue(DiagnosticCallback):
 
     * ``normtheory/ntk_lambda_min``: λ_min, and ``normtheory/ntk_lambda_min_floor``: its error bound. The theory's
       condition is λ_min(K_full) > 0; the kernels ``"trace"`` and ``"sum"`` can be positive where K_full is singular;
+    * ``normtheory/ntk_lambda_min_half``, ``normtheory/ntk_lambda_min_quarter``: λ_min of the kernel of the first half
+      and quarter of these samples, which are drawn at random, and ``normtheory/ntk_lambda_min_decay``: the exponent p
+      of λ_min ∝ n^−p between a quarter of them and all, above the floor. λ_min never increases with the number of
+      samples (interlacing): that of an exact kernel is an upper bound of λ_min over the whole training set. From 8
+      samples on, and not where samples interact;
     * ``normtheory/ntk_lambda_max``, ``normtheory/ntk_condition_number`` (infinite below the floor) and
       ``normtheory/ntk_effective_rank`` = (tr K)²/‖K‖_F²; ``normtheory/ntk_samples``: n;
       ``normtheory/ntk_gradient_norm`` = max_i √K_ii: max_i ‖∇f(x_i)‖ for one output, otherwise the root mean square

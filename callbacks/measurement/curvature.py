@@ -12,10 +12,16 @@ from torch import Tensor
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.kernels import Predictor
-from lightning_normtheory.callbacks.measurement.smaller_batches import all_agree, cut_batches, retry_smaller
+from lightning_normtheory.callbacks.measurement.smaller_batches import (
+    all_agree,
+    cut_batches,
+    cut_into_units,
+    retry_smaller,
+)
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.hessian.operator import GraphSize, LossHessian, Memory
 from lightning_normtheory.hessian.predictor import predictor_hessian
+from lightning_normtheory.linalg.inner_products import dot
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.measuring.memory import free_bytes, is_out_of_memory
 
@@ -177,6 +183,34 @@ class Curvature:
                 begin = time.perf_counter()
                 answers[key] = HessianAnswer(request.evaluate(hessian), time.perf_counter() - begin)
         return answers
+
+    def along(self, vector: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int]:
+        """Return vᵀH'v on training samples that are not in the probe: the share of each batch, or part of one, in these
+        samples, its vᵀH'v, and their number; empty if there are none."""
+        function, whole = self._function, self._function.batches
+        function.batches = function.other_batches()
+        try:
+            if not function.batches:
+                return torch.empty(0, device="cpu"), torch.empty(0, device="cpu"), 0
+            cut_into_units(function)
+            return retry_smaller(function, partial(self._along, vector))
+        finally:
+            function.batches = whole
+
+    def _along(self, vector: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int]:
+        function = self._function
+        own = torch.zeros(function.processes.count, len(function.batches), 2, dtype=torch.float64, device="cpu")
+        with function.measuring():
+            for index, batch in enumerate(function.batches):
+                losses = [lambda batch=batch: (function.loss_of(batch), batch.samples)]
+                with LossHessian(function.theta, losses) as hessian:
+                    v = hessian.space.flatten(vector)
+                    curvature = dot(v, hessian @ v) / dot(v, v)
+                if batch.counts:
+                    own[function.processes.rank, index] = torch.tensor([batch.samples, curvature], dtype=torch.float64)
+        sizes, values = function.processes.sum(own).flatten(0, 1).unbind(1)
+        values, sizes = values[sizes > 0], sizes[sizes > 0]
+        return sizes / sizes.sum(), values, int(sizes.sum())
 
     def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> PredictorCurvature:
         """Return ‖∇²f(θ; x_i)‖₂ of the first samples of the probe. Every process measures those of its own batches."""

@@ -88,6 +88,7 @@ class MeasuredFunction:
         self.all_batches = probe.batches(0, 1)
         self.training_samples = probe.training_samples
         self.left_out, self.weighted = probe.left_out, probe.weighted
+        self._other_batches = partial(probe.other_batches, trainer.global_rank, trainer.world_size)
         self.user_loss, self.user_predict = loss, predict
         self.findings = findings
         self._parameters = parameters
@@ -108,6 +109,10 @@ class MeasuredFunction:
         return [
             (batch, min(batch.samples, samples - batch.first)) for batch in self.all_batches if batch.first < samples
         ]
+
+    def other_batches(self) -> list[ProbeBatch]:
+        """Return this process's batches of training samples that are not in the probe, see `Probe`."""
+        return self.processes.run_on_all(self._other_batches)
 
     @property
     def independent_stats(self) -> bool | None:

@@ -1,7 +1,7 @@
 """`Probe`: the fixed training samples on which everything is measured."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, zip_longest
 from typing import Any, ClassVar
@@ -10,17 +10,20 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from lightning_normtheory.callbacks.samples.batch_contents import count_samples, is_plain, same_batches, to_cpu
 from lightning_normtheory.callbacks.samples.population import Population, find_population
-from lightning_normtheory.measuring.rng import isolated_rng
-from lightning_normtheory.measuring.snapshot import Snapshot
+from lightning_normtheory.callbacks.samples.reading import (
+    Chunks,
+    count_training_samples,
+    cut_indices,
+    has_index,
+    read_batches,
+)
 from lightning_normtheory.model.checks import some_samples
 
 __all__ = ["Probe", "ProbeBatch"]
-
-Chunks = list[list[Any]]
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,11 @@ class Probe:
         self._several = False
         self._batches: list[ProbeBatch] = []
         self._chunks: list[Chunks] = []
+        # Training samples outside of the probe: their indices, and once they are asked for, the batches.
+        self._other_chunks: Chunks = []
+        self._others: list[ProbeBatch] | None = None
         self._source: Any = None
+        self._loaders: Any = None
         self._restored = False
         self._collected: tuple[int, int] | None = None
         # Copies from a checkpoint saved while collecting: a loader may give these batches again.
@@ -135,7 +142,7 @@ class Probe:
         source, iterables, limit = self._find(trainer)
         if source is self._source:
             return  # prepared by another callback that shares this probe
-        self._source = source
+        self._source, self._loaders = source, iterables
         restored, self._restored = self._restored, False
         self.collecting = False
         loaders, structure = tree_flatten(iterables)
@@ -143,7 +150,7 @@ class Probe:
         self.weighted = any(each is not None and each.weights is not None for each in populations)
         self._several = len(loaders) > 1
         before = self.training_samples if restored else None
-        self.training_samples = _count(loaders, populations)
+        self.training_samples = count_training_samples(loaders, populations)
         if before is not None and self.training_samples is not None:
             # A sampler resumed in mid-epoch gives the rest of it only.
             self.training_samples = max(before, self.training_samples)
@@ -151,12 +158,14 @@ class Probe:
             self.collecting = bool(self._restored_data)
             return  # the checkpoint holds copies
         known = [each for each in populations if each is not None]
-        if len(known) < len(loaders) or not all(_has_index(loader) for loader in loaders):
+        if len(known) < len(loaders) or not all(has_index(loader) for loader in loaders):
             self._start_collecting()
             return
         if not (restored and self._fits(loaders)):
             draws = [population.draw(self.samples, self.seed) for population in known]
-            self._chunks = [_cut(loader, indices) for loader, indices in zip(loaders, draws)]
+            self._chunks = [cut_indices(loader, indices) for loader, indices in zip(loaders, draws)]
+            self._other_chunks = []
+        self._draw_others(loaders, known)
         read = self._read_all(loaders, trainer)
         if read is None:
             self._start_collecting()
@@ -179,7 +188,10 @@ class Probe:
         """Read the batches of every loader; ``None`` if a process could not."""
         problem, read = "", []
         try:
-            read = [list(_read(loader, chunks, self)) for loader, chunks in zip(loaders, self._chunks)]
+            read = [
+                list(read_batches(loader, chunks, self.samples, self.seed))
+                for loader, chunks in zip(loaders, self._chunks)
+            ]
         except Exception as error:  # noqa: BLE001  # for example, a dataset that can only be read in a worker
             problem = f" ({type(error).__name__}: {error})"
         if _mean(float(bool(problem)), trainer) == 0:  # all processes copy, or none does
@@ -190,6 +202,26 @@ class Probe:
         )
         return None
 
+    def _draw_others(self, loaders: list[DataLoader], populations: list[Population]) -> None:
+        """Draw half as many samples of the only loader again, from those that the probe does not hold."""
+        self._others = None
+        if self._other_chunks or len(loaders) != 1 or loaders[0].batch_sampler is None:
+            return
+        drawn = {index for chunk in self._chunks[0] for index in chunk}
+        wanted = max(self.samples // 2, 1)
+        others = [index for index in populations[0].draw(len(drawn) + wanted, self.seed) if index not in drawn]
+        self._other_chunks = cut_indices(loaders[0], others[:wanted])
+
+    def other_batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
+        """Return this process's batches of training samples that are not in the probe, half as many, or as there are;
+        none for an iterable dataset, several loaders, and a probe that holds all. They are read when first asked for.
+        All processes call it together."""
+        if self._others is None:
+            loader = tree_flatten(self._loaders)[0] if self._other_chunks and self._source is not None else []
+            read = list(read_batches(loader[0], self._other_chunks, self.samples, self.seed)) if loader else []
+            self._others = [ProbeBatch(data, samples) for data, samples in read]
+        return _shared_out(self._others, rank, world_size)
+
     def _on_empty(self) -> None:
         raise ValueError(
             "Expected a training set with samples to measure on, but the training loader's dataset is empty. "
@@ -199,6 +231,7 @@ class Probe:
     def _start_collecting(self) -> None:
         self.collecting, self._collected = True, None
         self._batches, self._chunks, self._restored_data = [], [], []
+        self._other_chunks, self._others = [], []
 
     def collect(self, batch: Any, batch_idx: int, trainer: Trainer) -> None:
         """Copy a passing batch, and complete the probe as soon as all processes together have enough samples.
@@ -242,18 +275,13 @@ class Probe:
 
     def release(self) -> None:
         """Drop the reference to the loader; keep the samples."""
-        self._source = None
+        self._source = self._loaders = None
 
     def batches(self, rank: int, world_size: int) -> list[ProbeBatch]:
         """Return this process's batches: every ``world_size``-th, or those copied so far."""
         if self.collecting:
             return [replace(batch, index=index) for index, batch in enumerate(self._batches)]
-        firsts = accumulate((batch.samples for batch in self._batches), initial=0)
-        own = [replace(batch, first=first) for batch, first in zip(self._batches, firsts)][rank::world_size]
-        # Every process takes the same number of steps, as in training: a step may wait for the other processes.
-        if self._batches and len(own) * world_size < len(self._batches):
-            own.append(replace(self._batches[0], counts=False))
-        return [replace(batch, index=index) for index, batch in enumerate(own)]
+        return _shared_out(self._batches, rank, world_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the indices; for an iterable dataset, which has none, the samples themselves."""
@@ -262,6 +290,8 @@ class Probe:
             "seed": self.seed,
             "chunks": copy.deepcopy(self._chunks),
         }
+        if self._other_chunks:
+            state["other_chunks"] = copy.deepcopy(self._other_chunks)
         if self.training_samples is not None:
             state["training_samples"] = self.training_samples
         # While collecting, one process of several does not know the copies of the other ones.
@@ -284,6 +314,7 @@ class Probe:
             )
             return
         self._chunks = copy.deepcopy(state["chunks"])
+        self._other_chunks = copy.deepcopy(state.get("other_chunks", []))
         self.training_samples = state.get("training_samples")
         self._batches = [ProbeBatch(data, samples, transferred=True) for data, samples in state.get("batches", [])]
         self._restored_data = [batch.data for batch in self._batches] if state.get("collecting") else []
@@ -303,75 +334,18 @@ class Probe:
         return fits
 
 
+def _shared_out(batches: list[ProbeBatch], rank: int, world_size: int) -> list[ProbeBatch]:
+    """Return the batches of one process."""
+    firsts = accumulate((batch.samples for batch in batches), initial=0)
+    own = [replace(batch, first=first) for batch, first in zip(batches, firsts)][rank::world_size]
+    # Every process takes the same number of steps, as in training: a step may wait for the other processes.
+    if batches and len(own) * world_size < len(batches):
+        own.append(replace(batches[0], counts=False))
+    return [replace(batch, index=index) for index, batch in enumerate(own)]
+
+
 def _mean(value: float, trainer: Trainer) -> float:
     """The mean of a number over all processes."""
     if trainer.world_size == 1:
         return value
     return float(trainer.strategy.reduce(torch.tensor(value, device=trainer.strategy.root_device), reduce_op="mean"))
-
-
-def _count(loaders: list[Any], populations: list[Population | None]) -> int | None:
-    """The number of samples in the first loader, which counts the samples of a batch of batches."""
-    if not loaders or populations[0] is None:
-        return None
-    loader = loaders[0]
-    whole_batches = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
-    return None if whole_batches else len(populations[0].indices)
-
-
-def _has_index(loader: Any) -> bool:
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return False
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        return False  # a custom loader may change what it loads
-    if loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler):
-        return False  # the dataset is asked for lists of indices
-    return hasattr(loader.dataset, "__getitem__") and hasattr(loader.dataset, "__len__")
-
-
-def _cut(loader: DataLoader, indices: list[Any]) -> Chunks:
-    """Cut indices into batches."""
-    if loader.batch_sampler is None:  # the dataset gives whole batches; their size is known after reading
-        return [[index] for index in indices]
-    size = _batch_size(loader)
-    chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
-    if len(chunks) > 1 and len(chunks[-1]) == 1:
-        lonely = chunks.pop()
-        chunks[-1] += lonely
-    return chunks
-
-
-def _batch_size(loader: DataLoader) -> int:
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if size is None:  # a custom sampler: the size of its first batch
-        before = Snapshot(loader.batch_sampler)
-        with isolated_rng():
-            size = len(next(iter(loader.batch_sampler)))  # type: ignore[arg-type]
-        before.restore()
-    return int(size)
-
-
-def _read(loader: DataLoader, chunks: Chunks, probe: Probe) -> Iterator[tuple[Any, int]]:
-    """Read the batches at these indices, and restore the dataset (its caches, counters, generators)."""
-    source = [loader.dataset]  # may be a large list, of which a snapshot lends a copy
-    before = Snapshot(source, loader.collate_fn, arrays=False)
-    samples = 0
-    batched = loader.batch_sampler is not None
-    limit = sum(map(len, chunks)) if batched else probe.samples
-    reader: DataLoader = DataLoader(
-        source[0],
-        batch_sampler=chunks if batched else None,
-        batch_size=1 if batched else None,
-        sampler=None if batched else [chunk[0] for chunk in chunks],
-        collate_fn=loader.collate_fn,
-    )
-    try:
-        with isolated_rng(probe.seed):
-            for i, batch in enumerate(reader):
-                n = len(chunks[i]) if batched else count_samples(batch)
-                yield batch, n
-                samples += n
-                if samples >= limit:
-                    break
-    finally:
-        before.restore()

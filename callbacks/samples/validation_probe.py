@@ -47,5 +47,8 @@ class ValidationProbe(Probe):
         # A limit on validation batches does not limit the probe: every sample of the set is unseen in training.
         return source, source.flattened[0] if source._mode == "sequential" else source.iterables, float("inf")
 
+    def _draw_others(self, *_: Any) -> None:
+        pass  # nothing is measured on more of them
+
     def _on_empty(self) -> None:
         pass  # no validation data, no gap

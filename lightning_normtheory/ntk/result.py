@@ -1,5 +1,6 @@
 """The tangent kernel as a result: its parts, its spectrum, and its error bound."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -123,6 +124,24 @@ class TangentKernel:
     @cached_property
     def lambda_max(self) -> float:
         return largest_eigenvalue(self.kernel)
+
+    def lambda_min_of(self, samples: int) -> float:
+        """λ_min of the kernel of the first samples, a principal block of K.
+
+        By Cauchy's interlacing theorem it does not increase with their number. So λ_min of any samples is an upper
+        bound of λ_min of a larger set that contains them, such as the training set.
+        """
+        rows = samples * len(self.kernel) // len(self.over_samples)
+        return smallest_eigenvalue(self.kernel[:rows, :rows], self.lambda_max)
+
+    @property
+    def lambda_min_decay(self) -> float:
+        """The exponent p ≥ 0 of λ_min ∝ n^−p between a quarter of the samples and all; NaN if λ_min is not above its
+        floor, for fewer than 8 samples, and if samples interact."""
+        n = len(self.over_samples)
+        if n < 8 or self.coupled or not self.lambda_min > self.floor:
+            return float("nan")
+        return math.log(self.lambda_min_of(n // 4) / self.lambda_min) / math.log(n / (n // 4))
 
     @property
     def floor(self) -> float:

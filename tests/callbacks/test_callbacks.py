@@ -36,6 +36,8 @@ RSC_NAMES |= {f"{of}_train" for of in ("rsc_ratio", "grad_norm_sq", "mean_predic
 RSC_NAMES |= {f"{name}_error" for name in RSC_NAMES if name.endswith("_train")}
 HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converged", "_hvps", "_seconds")}
 HESSIAN_NAMES |= {"hessian_edge", "hessian_edge_distance"}
+HESSIAN_NAMES |= {"hessian_lambda_max_lower", "hessian_lambda_max_upper", "hessian_rayleigh_train"}
+HESSIAN_NAMES |= {"hessian_rayleigh_train_error"}
 NTK_NAMES = {"ntk_lambda_min", "ntk_lambda_min_floor", "ntk_lambda_max", "ntk_condition_number", "ntk_effective_rank"}
 NTK_NAMES |= {"ntk_change", "ntk_change_max", "ntk_label_alignment", "ntk_samples", "ntk_seconds"}
 NTK_NAMES |= {"ntk_gradient_norm"}
@@ -44,6 +46,7 @@ DISTANCES = {"theta_distance", "theta_distance_relative"}
 FEW_NAMES = {f"predictor_hessian_norm{of}" for of in ("", "_residual", "_converged")} | {"predictor_gradient_norm"}
 FEW_FIRST = {"predictor_input_gradient_norm", "linearity_hidden_gradient"}
 FEW_NAMES |= {*FEW_FIRST, "linearity_b", "linearity_hessian_to_kernel"}
+NTK_NAMES |= {"ntk_lambda_min_half", "ntk_lambda_min_quarter", "ntk_lambda_min_decay"}
 NTK_PARTS = {f"ntk_{part}_share" for part in ("direction", "length", "rest")}
 NTK_PARTS |= {"ntk_direction_lambda_min", "ntk_length_lambda_min", "ntk_crossover"}
 BOUND_NAMES = {"rademacher_bound", "rademacher_x_norm", "population_loss_bound"}
@@ -59,7 +62,7 @@ CERTIFICATE_PARTS |= {f"rsc_{of}" for of in ("alpha", "margin", "threshold", "ka
 # Below its floor the least eigenvalue is a rounding error of either sign, and quotients by it may be infinite.
 NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
 # Logged or not depending on a measured value.
-SOMETIMES = {"ntk_crossover", "ntk_change_bound"}
+SOMETIMES = {"ntk_crossover", "ntk_change_bound", "ntk_lambda_min_decay"}
 NAMES = {
     MinWeightNorm: {"min_weight_norm"},
     RSCRatio: RSC_NAMES,

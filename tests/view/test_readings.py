@@ -295,3 +295,29 @@ def test_words():
     assert times(1e12) == "1e12 times"
     assert trend({0: math.inf, 1: 2.0}) == "was infinite at first and is 2 at last"
     assert since({0: False}) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (0.5, 0.1, "Of the training set R is 0.5 ± 0.2, by the draw of the probe."),
+        (
+            0.2,
+            0.1,
+            "Of the training set R is at most 0.4, by the draw of the probe: the noise of few samples hides it.",
+        ),
+        (-0.05, 0.1, "R is at most 0.15"),
+        (2.0, 0.0, "The probe is the training set."),
+        (math.nan, math.nan, "by a share of it."),
+    ],
+)
+def test_the_ratio_of_the_training_set(value, error, text):
+    reading = read("rsc", rsc_ratio=[1.0, 2.0], rsc_ratio_train=[1.0, value], rsc_ratio_train_error=[0.1, error])
+    assert reading.finding == "R is positive."
+    assert reading.text.endswith(text) or (text == "R is at most 0.15" and text in reading.text)
+
+
+def test_the_decay_of_the_least_eigenvalue():
+    known = {"ntk_lambda_min": [1.0], "ntk_lambda_min_floor": [0.1], "ntk_samples": [64.0]}
+    assert "falls like n^−1.5." in read("kernel", **known, ntk_lambda_min_decay=[1.5]).text
+    assert "training set" not in read("kernel", **known).text

@@ -16,7 +16,7 @@ METRICS = (
     _keep_max(
         "hessian_lambda_max",
         "λ_max",
-        "largest eigenvalue of the loss Hessian",
+        "largest eigenvalue of the loss Hessian on the probe",
         "sharpness",
         "smoothness",
         column=True,
@@ -28,6 +28,33 @@ METRICS = (
         "residual of λ_max",
         "residual ‖Hv − λv‖: an eigenvalue is this close",
         error_of="hessian_lambda_max",
+    ),
+    _metric(
+        "hessian_lambda_max_lower",
+        "λ_max, at least",
+        "lower end of an interval for λ_max of the training set, two standard errors below vᵀHv",
+        "sharpness",
+        role="lower",
+    ),
+    _metric(
+        "hessian_lambda_max_upper",
+        "λ_max, at most",
+        "upper end of an interval for λ_max of the training set, two standard errors above the probe's λ_max",
+        "sharpness",
+        role="upper",
+    ),
+    _metric(
+        "hessian_rayleigh_train",
+        "vᵀHv",
+        "curvature vᵀHv of the training set along the eigenvector of the probe, estimated from other samples",
+        "rayleigh",
+    ),
+    _metric(
+        "hessian_rayleigh_train_error",
+        "error of vᵀHv",
+        "standard error of that estimate",
+        "rayleigh",
+        error_of="hessian_rayleigh_train",
     ),
     _converged("hessian_lambda_max_converged", "λ_max converged", "1 if the residual of λ_max is within the tolerance"),
     _keep_max(

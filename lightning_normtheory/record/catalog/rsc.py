@@ -26,7 +26,13 @@ METRICS = (
         "rsc",
         row="R of the training set",
     ),
-    _metric("rsc_ratio_train_error", "error of R", "standard error of that estimate, by the draw of the probe", "rsc"),
+    _metric(
+        "rsc_ratio_train_error",
+        "error of R",
+        "standard error of that estimate, by the draw of the probe",
+        "sampling_error",
+        error_of="rsc_ratio_train",
+    ),
     _keep_min("grad_norm_sq", "‖∇L‖²", "squared norm of the loss gradient on the probe", "gradient"),
     _metric(
         "grad_norm_sq_train",
@@ -34,7 +40,13 @@ METRICS = (
         "squared norm of the loss gradient of the whole training set, estimated from the probe",
         "gradient",
     ),
-    _metric("grad_norm_sq_train_error", "error of ‖∇L‖²", "standard error of that estimate", "gradient"),
+    _metric(
+        "grad_norm_sq_train_error",
+        "error of ‖∇L‖²",
+        "standard error of that estimate",
+        "sampling_error",
+        error_of="grad_norm_sq_train",
+    ),
     _keep_min(
         "mean_predictor_grad_norm_sq",
         "‖ḡ‖²",
@@ -48,6 +60,12 @@ METRICS = (
         "squared norm of the mean gradient of the outputs over the whole training set, estimated from the probe",
         "mean_gradient",
     ),
-    _metric("mean_predictor_grad_norm_sq_train_error", "error of ‖ḡ‖²", "standard error of that", "mean_gradient"),
+    _metric(
+        "mean_predictor_grad_norm_sq_train_error",
+        "error of ‖ḡ‖²",
+        "standard error of that",
+        "sampling_error",
+        error_of="mean_predictor_grad_norm_sq_train",
+    ),
     _keep_max("loss_ratio", "L_t/L_{t−1}", "loss divided by the loss measured before", "loss_ratio"),
 )

@@ -62,6 +62,13 @@ PANELS = (
         detail=True,
     ),
     _curvature(
+        "rayleigh",
+        "Curvature along the eigenvector, on other samples",
+        "vᵀHv of the training set, where v is the eigenvector of the probe: no more than its λ_max. The "
+        "further it is below λ_max of the probe, the more that is a property of the samples of the probe.",
+        detail=True,
+    ),
+    _curvature(
         "converged",
         "Converged",
         f"Whether the eigenvalue solver reached its tolerance. {HOLDS}",
@@ -80,6 +87,20 @@ PANELS = (
         "Least eigenvalue of the tangent kernel",
         "λ_min(K). Gradient descent can fit these samples as long as λ_min of the kernel of all outputs is positive. "
         "Below the floor it cannot be distinguished from zero.",
+    ),
+    _kernel(
+        "decay",
+        "Least eigenvalue by the number of samples",
+        "λ_min of the kernel of all its samples, half and a quarter of them. It never grows with their number: each is "
+        "an upper bound for the training set, and the distance between them shows how fast it falls.",
+        detail=True,
+    ),
+    _kernel(
+        "decay_exponent",
+        "Decay of the least eigenvalue",
+        "The exponent p of λ_min ∝ n^−p, from a quarter of the samples to all.",
+        scale="linear",
+        detail=True,
     ),
     _kernel(
         "threshold_distance",

@@ -30,7 +30,8 @@ PANELS = (
         "rsc",
         "Restricted strong convexity",
         "R = ‖∇L‖²/L: the larger it is, the more a step of gradient descent reduces the loss. The tangent kernel "
-        "gives a lower bound on the samples of the kernel.",
+        "gives a lower bound on the samples of the kernel. On few samples R also contains their noise; the "
+        "estimate for the training set does not.",
     ),
     _optimization(
         "alpha",
@@ -57,7 +58,19 @@ PANELS = (
         "L_t/L_{t−1}: below 1 the loss on the probe has fallen since the previous measurement.",
         scale="linear",
     ),
-    _optimization("gradient", "Gradient of the loss", "‖∇L‖² over the trained parameters.", detail=True),
+    _optimization(
+        "gradient",
+        "Gradient of the loss",
+        "‖∇L‖² over the trained parameters: on the probe, and estimated for the training set.",
+        detail=True,
+    ),
+    _optimization(
+        "sampling_error",
+        "Errors of the estimates for the training set",
+        "Standard errors of R, ‖∇L‖² and ‖ḡ‖² of the training set, by the draw of the probe: ± 2 errors hold the "
+        "value of the whole set in about 95 % of draws.",
+        detail=True,
+    ),
     _optimization(
         "mean_gradient",
         "Mean gradient of the outputs",

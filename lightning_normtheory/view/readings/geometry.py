@@ -160,6 +160,12 @@ def _least_eigenvalue(history: History) -> Reading | None:
         f"The kernel{of} is positive definite on {samples} samples: λ_min(K) is {number(value)}, "
         f"{times(value / floor) if floor > 0 else 'above'} its floor."
     )
+    decay = now.get("ntk_lambda_min_decay", math.nan)
+    if not math.isnan(decay):
+        text += (
+            " Over the training set λ_min is at most that: from a quarter of the samples to all it falls like "
+            f"n^−{number(decay)}."
+        )
     if "ntk_directions" in now:
         m, error = now["ntk_directions"], now.get("ntk_lambda_min_error", math.nan)
         known = "" if math.isnan(error) else f", with standard error {number(error)}"

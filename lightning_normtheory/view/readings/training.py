@@ -1,6 +1,7 @@
 """Readings of the sections Overview and Optimization."""
 
 import math
+from collections.abc import Mapping
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import find_metric
@@ -57,9 +58,24 @@ def _ratio(history: History) -> Reading | None:
     bound = now.get("certificate_ntk_ratio_bound", math.nan)
     if bound > 0:
         text += f" The tangent kernel guarantees at least {number(bound)} on its own samples."
+    text += _of_training_set(now)
     if now["rsc_ratio"] == 0:
         return Reading("R is zero.", "R is 0: the gradient has vanished.", "bad")
     return Reading("R is positive.", text)
+
+
+def _of_training_set(now: Mapping[str, float]) -> str:
+    value, error = now.get("rsc_ratio_train", math.nan), now.get("rsc_ratio_train_error", math.nan)
+    if math.isnan(value) or math.isnan(error):
+        return ""
+    if error == 0:
+        return " The probe is the training set."
+    if value <= 2 * error:
+        return (
+            f" Of the training set R is at most {number(max(value + 2 * error, 0.0))}, by the draw of the probe: the"
+            " noise of few samples hides it."
+        )
+    return f" Of the training set R is {number(value)} ± {number(2 * error)}, by the draw of the probe."
 
 
 def _alpha(history: History) -> Reading | None:
