@@ -36,8 +36,6 @@ RSC_NAMES |= {f"{of}_train" for of in ("rsc_ratio", "grad_norm_sq", "mean_predic
 RSC_NAMES |= {f"{name}_error" for name in RSC_NAMES if name.endswith("_train")}
 HESSIAN_NAMES = {f"hessian_lambda_max{of}" for of in ("", "_residual", "_converged", "_hvps", "_seconds")}
 HESSIAN_NAMES |= {"hessian_edge", "hessian_edge_distance"}
-HESSIAN_NAMES |= {"hessian_lambda_max_lower", "hessian_lambda_max_upper", "hessian_rayleigh_train"}
-HESSIAN_NAMES |= {"hessian_rayleigh_train_error"}
 NTK_NAMES = {"ntk_lambda_min", "ntk_lambda_min_floor", "ntk_lambda_max", "ntk_condition_number", "ntk_effective_rank"}
 NTK_NAMES |= {"ntk_change", "ntk_change_max", "ntk_label_alignment", "ntk_samples", "ntk_seconds"}
 NTK_NAMES |= {"ntk_gradient_norm"}
@@ -61,8 +59,15 @@ CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient"
 CERTIFICATE_PARTS |= {f"rsc_{of}" for of in ("alpha", "margin", "threshold", "kappa")}
 # Below its floor the least eigenvalue is a rounding error of either sign, and quotients by it may be infinite.
 NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
-# Logged or not depending on a measured value.
-SOMETIMES = {"ntk_crossover", "ntk_change_bound", "ntk_lambda_min_decay"}
+# Logged or not depending on a measured value, or at every eighth measurement.
+SOMETIMES = {
+    "ntk_crossover",
+    "ntk_change_bound",
+    "ntk_lambda_min_decay",
+    "hessian_lambda_max_lower",
+    "hessian_lambda_max_upper",
+}
+SOMETIMES |= {"hessian_rayleigh_train", "hessian_rayleigh_train_error"}
 NAMES = {
     MinWeightNorm: {"min_weight_norm"},
     RSCRatio: RSC_NAMES,

@@ -53,7 +53,7 @@ METRICS = (
         "hessian_rayleigh_train_error",
         "error of vᵀHv",
         "standard error of that estimate",
-        "rayleigh",
+        "sampling_error",
         error_of="hessian_rayleigh_train",
     ),
     _converged("hessian_lambda_max_converged", "λ_max converged", "1 if the residual of λ_max is within the tolerance"),

@@ -67,8 +67,8 @@ PANELS = (
     _optimization(
         "sampling_error",
         "Errors of the estimates for the training set",
-        "Standard errors of R, ‖∇L‖² and ‖ḡ‖² of the training set, by the draw of the probe: ± 2 errors hold the "
-        "value of the whole set in about 95 % of draws.",
+        "Standard errors of R, ‖∇L‖², ‖ḡ‖² and vᵀHv of the training set, by the draw of the samples: ± 2 errors hold "
+        "the value of the whole set in about 95 % of draws.",
         detail=True,
     ),
     _optimization(

@@ -66,13 +66,13 @@ def test_it_covers_the_whole_training_set():
 def test_the_estimate_along_the_vector_is_unbiased():
     """Over the other samples, in the mean of many draws: vᵀHv of the whole set. The tolerance is four deviations."""
     model, loss, x, y, order, _ = trained_case(0)
-    pair = hessian_top_eigenvalue(model, loss, [(x[order[:100]], y[order[:100]])], method="lanczos")
-    each = torch.tensor([curvature(model, loss, (x[i : i + 1], y[i : i + 1]), pair.vector) for i in order[:160]])
+    pair = hessian_top_eigenvalue(model, loss, [(x[order[:20]], y[order[:20]])], method="lanczos")
+    each = torch.tensor([curvature(model, loss, (x[i : i + 1], y[i : i + 1]), pair.vector) for i in order[:50]])
     found = []
-    counts = {"samples": 100, "others": 20, "left_out": 60 / 160}
+    counts = {"samples": 20, "others": 20, "left_out": 30 / 50}
     for seed in range(200):
-        chosen = each[100:][torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:20]]
-        value = float(each[:100].mean())
+        chosen = each[20:][torch.randperm(30, generator=torch.Generator().manual_seed(seed))[:20]]
+        value = float(each[:20].mean())
         found.append(bracket_of_set(value, 0.0, torch.full((4,), 0.25), chosen.view(4, 5).mean(1), **counts).rayleigh)
     values = torch.tensor([each.value for each in found])
     assert abs(float(values.mean() - each.mean())) < 4 * float(values.std()) / 200**0.5
