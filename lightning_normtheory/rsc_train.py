@@ -125,15 +125,15 @@ def add_to_table(
     sizes: Sequence[int],
     *,
     samples: float = 0,
-    loss: Tensor | float = 0.0,
+    loss: Tensor | None = None,
     loss_gradients: Sequence[Tensor | None] = (),
     outputs: float = 0,
     predictor_gradients: Sequence[Tensor | None] = (),
 ) -> None:
     """Add a batch to the row of its group: its mean loss, the gradients of that, those of the sum of its outputs."""
-    if samples:
+    if samples and loss is not None:
         row[_SAMPLES] += samples
-        row[_LOSS] += samples * torch.as_tensor(loss).detach().to(row.device)
+        row[_LOSS] += samples * loss.detach().to(row.device)
         row[_LOSS_SQUARE] += samples * _square(loss_gradients)
         row[_LOSS_UNITS] += 1
         add_sketch(row[_COLUMNS : _COLUMNS + SKETCH], loss_gradients, sizes, samples)

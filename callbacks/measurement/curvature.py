@@ -207,7 +207,9 @@ class Curvature:
                     v = hessian.space.flatten(vector)
                     curvature = dot(v, hessian @ v) / dot(v, v)
                 if batch.counts:
-                    own[function.processes.rank, index] = torch.tensor([batch.samples, curvature], dtype=torch.float64)
+                    own[function.processes.rank, index] = torch.tensor(
+                        [batch.samples, curvature], dtype=torch.float64, device="cpu"
+                    )
         sizes, values = function.processes.sum(own).flatten(0, 1).unbind(1)
         values, sizes = values[sizes > 0], sizes[sizes > 0]
         return sizes / sizes.sum(), values, int(sizes.sum())
