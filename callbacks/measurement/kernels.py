@@ -97,14 +97,13 @@ class Kernels:
                 layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
                 directions=directions,
                 refine=refine,
-                split=BatchNormSplit(*(frozenset(f"module.{name}" for name in names) for names in split[:2])),
+                split=split.inside("module"),
                 processes=function.processes,
             )
         return dataclasses.replace(
             found,
             one_by_one=tuple(name.removeprefix("module.") for name in found.one_by_one),
             part_of={name.removeprefix("module."): part for name, part in found.part_of.items()},
-            untraced=split.unknown,
             layers={f"{name}.".removeprefix("module.").strip("."): x for name, x in found.layers.items()},
         )
 

@@ -25,6 +25,13 @@ class BatchNormSplit(NamedTuple):
     lengths: frozenset[str] = frozenset()
     unknown: Mapping[str, str] = MappingProxyType({})
 
+    def inside(self, name: str) -> "BatchNormSplit":
+        """Return the split of a module that holds the model as its attribute ``name``, which is not in the reasons."""
+        directions, lengths = (
+            frozenset(f"{name}.{each}" for each in names) for names in (self.directions, self.lengths)
+        )
+        return BatchNormSplit(directions, lengths, self.unknown)
+
 
 def batch_norm_split(model: nn.Module) -> BatchNormSplit:
     """Find the parameters that BatchNorm makes directions and lengths.
