@@ -55,10 +55,11 @@ class Known(NamedTuple):
 
 # Not 2/η, which needs no Hessian.
 CURVATURE = ("hessian_lambda_max", "hessian_edge_distance", "hessian_stability_limit_distance")
+CONDITION = ("rsc_kappa", "rsc_alpha", "rsc_threshold", "rsc_margin")
 DIAGNOSTICS: dict[type[Diagnostic], Known] = {
     MinWeightNormDiagnostic: Known("min_weight_norm", ("min_weight_norm", "layers/weight_norm")),
     RSCRatioDiagnostic: Known(
-        "rsc_ratio", ("rsc", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq"), ("loss_ratio",)
+        "rsc_ratio", ("rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq"), ("loss_ratio",)
     ),
     HessianTopEigenvalueDiagnostic: Known("hessian_lambda_max", CURVATURE, CURVATURE),
     NTKLeastEigenvalueDiagnostic: Known("ntk_lambda_min", ("ntk", "layers/ntk"), ("ntk_change",)),
@@ -66,7 +67,7 @@ DIAGNOSTICS: dict[type[Diagnostic], Known] = {
     WeightNormTheoryDiagnostic: Known("weightnorm_displacement_g", ("weightnorm", "dgm"), ("weightnorm", "dgm")),
     RademacherBoundDiagnostic: Known("rademacher_bound", ("rademacher", "generalization", "population")),
     ConvergenceCertificateDiagnostic: Known(
-        "certificate_rate_measured", ("certificate", "rho"), ("certificate_rate", "rho")
+        "certificate_rate_measured", ("certificate", "rho", *CONDITION), ("certificate_rate", "rho")
     ),
 }
 
