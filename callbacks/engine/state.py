@@ -10,7 +10,8 @@ __all__ = ["changed_settings", "stored_once"]
 
 
 def stored_once(state: Any, known: dict[tuple, list[Tensor]] | None = None) -> Any:
-    """Return the same state with equal tensors replaced by one: a checkpoint then holds it once.
+    """Return the same state with equal tensors replaced by one, or by views of one if their shapes differ: a checkpoint
+    then holds the numbers once.
 
     Several diagnostics keep the initial weights of the network.
 
@@ -18,13 +19,16 @@ def stored_once(state: Any, known: dict[tuple, list[Tensor]] | None = None) -> A
         >>> state = stored_once({"a": torch.ones(2), "b": [torch.ones(2), torch.zeros(2)]})
         >>> state["a"] is state["b"][0], state["a"] is state["b"][1]
         (True, False)
+        >>> flat, square = stored_once([torch.ones(4), torch.ones(2, 2)])
+        >>> flat.data_ptr() == square.data_ptr()
+        True
     """
     known = {} if known is None else known
     if isinstance(state, Tensor):
-        alike = known.setdefault((state.dtype, state.shape), [])
+        alike = known.setdefault((state.dtype, state.numel()), [])
         for other in alike:
-            if torch.equal(state, other):
-                return other
+            if torch.equal(state.reshape(-1), other.reshape(-1)):
+                return other if other.shape == state.shape else other.reshape(state.shape)
         alike.append(state)
         return state
     if isinstance(state, dict):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.model.layers import public_name, weight_norm_layers, weight_norm_parameters
 
-__all__ = ["Displacement", "WeightNormStart", "weight_norm_displacement", "weight_norm_start"]
+__all__ = ["WeightNormDisplacement", "WeightNormStart", "weight_norm_displacement", "weight_norm_start"]
 
 
 class WeightNormStart(NamedTuple):
@@ -24,7 +24,7 @@ class WeightNormStart(NamedTuple):
     directions: dict[str, Tensor]
 
 
-class Displacement(NamedTuple):
+class WeightNormDisplacement(NamedTuple):
     """The result of `weight_norm_displacement`.
 
     Attributes:
@@ -56,7 +56,7 @@ def weight_norm_start(model: nn.Module, *, most: int | None = None) -> WeightNor
     return WeightNormStart(_copies(lengths), _copies(directions))
 
 
-def weight_norm_displacement(model: nn.Module, start: WeightNormStart) -> Displacement:
+def weight_norm_displacement(model: nn.Module, start: WeightNormStart) -> WeightNormDisplacement:
     """Compute max_k ‖v_k − v_k(0)‖ and max_k |g_k − g_k(0)| over all units k under WeightNorm, in float64.
 
     DGM's proofs keep both below radii that shrink like 1/√m (Lemmas B.7, B.8, C.2 and C.3; `dgm_reach`). The norms
@@ -83,7 +83,7 @@ def weight_norm_displacement(model: nn.Module, start: WeightNormStart) -> Displa
         )
     moved = [float(_difference(g, start.lengths[name]).abs().max()) for name, g in lengths.items()]
     turned = [float(_difference(directions[name], v).norm(dim=1).max()) for name, v in start.directions.items()]
-    return Displacement(_largest(turned) if turned else None, _largest(moved))
+    return WeightNormDisplacement(_largest(turned) if turned else None, _largest(moved))
 
 
 def _lengths(model: nn.Module) -> dict[str, Tensor]:
