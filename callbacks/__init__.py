@@ -28,6 +28,7 @@ from lightning_normtheory.callbacks.linearity import Linearity
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNorm
 from lightning_normtheory.callbacks.norm_theory import NormTheory
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalue
+from lightning_normtheory.callbacks.progressive_bound import ProgressiveBound
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBound
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatio
 from lightning_normtheory.callbacks.samples.probe import Probe
@@ -44,6 +45,7 @@ __all__ = [
     "NTKLeastEigenvalue",
     "NormTheory",
     "Probe",
+    "ProgressiveBound",
     "RSCRatio",
     "RademacherBound",
     "WeightNormTheory",

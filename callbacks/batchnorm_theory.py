@@ -11,7 +11,14 @@ from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Di
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.model.layers import batch_norm_layers, public_name
-from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_theorem
+from lightning_normtheory.theorems.papers.bn_bounds import (
+    BatchNormGDTheorem,
+    BatchNormTheorem,
+    batchnorm_gd_theorem,
+    batchnorm_rademacher,
+    batchnorm_theorem,
+    hidden_displacement,
+)
 from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, BatchNormNetwork, batchnorm_network
 from lightning_normtheory.theorems.papers.bn_margin import batchnorm_margin
@@ -31,6 +38,7 @@ class _Start(NamedTuple):
     epsilon_n: float
     input_norm: float
     gammas: tuple[float, float, float] | None
+    factors: Tensor | None = None  # N_j; a checkpoint of an older version has none
 
 
 class BatchNormTheoryDiagnostic(Diagnostic):
@@ -70,6 +78,7 @@ class BatchNormTheoryDiagnostic(Diagnostic):
     def measure(self, measurement: Measurement) -> dict[str, float]:
         if not self._examined:
             self.start(measurement)  # the samples of an iterable dataset are known only now
+        self.reasons: dict[str, str] = {}
         metrics = _epsilons(measurement.function)
         network = batchnorm_network(measurement.model)
         if self._start is not None and not isinstance(network, str) and network.v.shape == self._start.v.shape:
@@ -84,19 +93,34 @@ class BatchNormTheoryDiagnostic(Diagnostic):
             "batchnorm_displacement_u": float((_outer(network) - start.u).norm()),
             "batchnorm_displacement_v": float((network.v.detach().cpu() - start.v).norm()),
         }
+        form = measurement.theory.batchnorm_form(self._samples)
+        if not isinstance(form, str):
+            n = measurement.training_samples
+            metrics["batchnorm_rademacher"] = batchnorm_rademacher(
+                form.a, form.c, form.v, start.v, form.x_centered, form.factors, n=n
+            )
         if start.gammas is None:
             return metrics
+        labels = _two_classes(measurement.theory.targets(self._samples), start.n)
+        if not isinstance(form, str) and labels is not None:
+            metrics["batchnorm_margin"] = form.normalized_margin(labels)
+        else:
+            self.reasons["batchnorm_margin"] = form if isinstance(form, str) else "the labels are not two classes"
         gamma_a, gamma_c, gap = start.gammas
         width, d = start.v.shape
-        theorem = batchnorm_theorem(
-            epsilon_n=start.epsilon_n,
-            gamma=gamma_a + gamma_c,
-            n=measurement.training_samples or start.n,
-            d=d,
-            width=width,
-            steps=max(1, measurement.trainer.global_step),
-            delta=self._delta,
-        )
+        at: dict[str, Any] = {
+            "epsilon_n": start.epsilon_n,
+            "gamma": gamma_a + gamma_c,
+            "n": measurement.training_samples or start.n,
+            "d": d,
+            "width": width,
+            "steps": max(1, measurement.trainer.global_step),
+            "delta": self._delta,
+        }
+        theorem, printed = batchnorm_theorem(**at), batchnorm_gd_theorem(**at)
+        if start.factors is not None:
+            metrics["batchnorm_delta_v"] = hidden_displacement(network.v, start.v, start.factors)
+            metrics["batchnorm_delta_v_allowed"] = (gamma_a + gamma_c) / 32
         within = (
             metrics["batchnorm_displacement_u"] <= theorem.radius_u
             and metrics["batchnorm_displacement_v"] <= theorem.radius_v
@@ -107,10 +131,11 @@ class BatchNormTheoryDiagnostic(Diagnostic):
             "batchnorm_gamma_gap": gap,
             "batchnorm_radius_u": theorem.radius_u,
             "batchnorm_radius_v": theorem.radius_v,
+            "batchnorm_gd_radius_u": printed.radius_u,
             "batchnorm_within_radii": float(within),
             "batchnorm_width_needed": theorem.width_lower,
             "batchnorm_width_ok": float(theorem.width_ok),
-            **_error_bound(theorem, start),
+            **_error_bounds(theorem, printed, start),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,11 +152,15 @@ class BatchNormTheoryDiagnostic(Diagnostic):
         return "BN's margins and weights at fit start"
 
 
-def _error_bound(theorem: BatchNormTheorem, start: _Start) -> dict[str, float]:
-    """Return the error bound if the assumptions about width and inputs hold."""
+def _error_bounds(theorem: BatchNormTheorem, printed: BatchNormGDTheorem, start: _Start) -> dict[str, float]:
+    """Return the error bounds if the assumptions about width and inputs hold."""
     if not theorem.width_ok or start.input_norm > 1.001:
         return {}
-    return {"batchnorm_error_bound": theorem.error_bound, "batchnorm_error_vacuous": float(theorem.error_vacuous)}
+    return {
+        "batchnorm_error_bound": theorem.error_bound,
+        "batchnorm_error_vacuous": float(theorem.error_vacuous),
+        "batchnorm_gd_error_bound": printed.error_bound,
+    }
 
 
 def _epsilons(function: MeasuredFunction) -> dict[str, float]:
@@ -161,6 +190,7 @@ def _started(form: BatchNormForm, targets: Tensor | None) -> _Start:
         form.epsilon_n,
         float(form.x_centered.norm(dim=1).max()),
         gammas,
+        form.factors,
     )
 
 
@@ -195,13 +225,22 @@ class BatchNormTheory(DiagnosticCallback):
       theory assumes to be at most 1; ``normtheory/batchnorm_shift``: the largest bias behind the normalization, 0 at
       fit start, and always 0 in the theory;
     * ``normtheory/batchnorm_displacement_u`` = ‖U_t − U_0‖, U = (a, c), and ``…_displacement_v`` = ‖V_t − V_0‖_F;
+    * ``normtheory/batchnorm_rademacher``: the complexity of the paper's class around V_0, with the statistics of these
+      samples, for as many samples as the training set has (Lemma F.1, corrected); `RademacherBound` is about the
+      network that predicts, with running statistics;
 
     and if the labels have two classes:
 
+    * ``normtheory/batchnorm_margin``: γ(W) = min_i y_i f(x_i)/(‖a‖‖c‖) of the trained network (Section 1.4), while it
+      has the form: not once a shift is trained;
     * ``normtheory/batchnorm_gamma_a``, ``…_gamma_c``: the margins of Assumption 1.2 at fit start, with the factor 1/√m,
       exact for V frozen at V_0, which bounds those of the paper from below; ``…_gamma_gap``: the error of their sum;
     * ``normtheory/batchnorm_radius_u``, ``…_radius_v``: the bounds of the displacements by Theorem 2.1, and
       ``…_within_radii``: 1 if both hold, else 0;
+    * ``normtheory/batchnorm_delta_v``: Δ_V between V and V_0, and ``…_delta_v_allowed`` = γ/32, how far Assumption 1.2
+      lets reference weights be from V_0; up to there, the features of the trained V could raise γ;
+    * ``normtheory/batchnorm_gd_radius_u`` = 8 and, where the bound below is logged, ``…_gd_error_bound``: Theorem 2.2,
+      as printed, unproved (`batchnorm_gd_theorem`);
     * ``normtheory/batchnorm_width_needed``, ``…_width_ok``: the theorem's condition on the width; if it and the
       condition on the inputs hold, ``…_error_bound``: its eq. (2) after the steps so far, ``…_error_vacuous``: 1 if
       that is 1 or more. Radii, width and bound are as printed; `batchnorm_theorem` says which parts are proved.

@@ -15,6 +15,7 @@ from lightning_normtheory.callbacks.hessian_trace import HessianTraceDiagnostic
 from lightning_normtheory.callbacks.linearity import DisplacementDiagnostic, LinearityDiagnostic
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
+from lightning_normtheory.callbacks.progressive_bound import ProgressiveBoundDiagnostic
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
 from lightning_normtheory.callbacks.theorem_verdicts import TheoremVerdictsDiagnostic
@@ -39,9 +40,10 @@ _FEW_SAMPLES = 8
 
 class NormTheory(DiagnosticCallback):
     """Logs everything that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`, `Linearity`,
-    `WeightNormTheory`, `BatchNormTheory`, `RademacherBound` and `ConvergenceCertificate` log, on request also the trace
-    of `HessianTrace`; shared quantities are computed once. Derivatives on a few samples (`Linearity`) are measured in
-    every 8th measurement, from the first on, second ones of models with up to four million parameters.
+    `WeightNormTheory`, `BatchNormTheory`, `RademacherBound`, `ProgressiveBound` and `ConvergenceCertificate` log, on
+    request also the trace of `HessianTrace`; shared quantities are computed once. Derivatives on a few samples
+    (`Linearity`) are measured in every 8th measurement, from the first on, second ones of models with up to four
+    million parameters.
 
     A diagnostic that does not apply to the model (the weight norms of a model without normalized layers) is left out
     with a warning at fit start. The arguments that are not listed are those of `DiagnosticCallback`.
@@ -58,7 +60,8 @@ class NormTheory(DiagnosticCallback):
         ntk_samples: the number of samples of the probe for the tangent kernel, as in `NTKLeastEigenvalue`.
         ntk_outputs: the kernel of all outputs, ``"full"``, its average ``"trace"``, or that of their ``"sum"``.
         ntk_directions: the number of random directions over the outputs; ``None``: chosen by the cost.
-        delta: the probability that the generalization bound fails, as in `RademacherBound`; also δ of DGM's theorems.
+        delta: the probability that the generalization bound fails, as in `RademacherBound`; likewise that of
+            `ProgressiveBound`; also δ of DGM's theorems.
         x_norm: a norm that no input exceeds; ``None``: the largest on the probe.
 
     Example:
@@ -106,6 +109,7 @@ class NormTheory(DiagnosticCallback):
             BatchNormTheoryDiagnostic(),
             WeightNormTheoryDiagnostic(self._ntk["samples"], self._rademacher["delta"]),
             RademacherBoundDiagnostic(**self._rademacher),
+            ProgressiveBoundDiagnostic(self._rademacher["delta"], alone=False),
             ConvergenceCertificateDiagnostic(self._ntk["samples"]),
             TheoremVerdictsDiagnostic(self._ntk["samples"]),
         ]

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
@@ -12,9 +13,12 @@ from lightning_normtheory.callbacks.measurement.generalization_gap import Gap
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.measuring.processes import FailedElsewhereError
 from lightning_normtheory.model.layers import batch_norm_layers
+from lightning_normtheory.theorems.complexity import Complexity
 from lightning_normtheory.theorems.generalization import generalization_bound
 from lightning_normtheory.theorems.losses import KnownLoss
-from lightning_normtheory.theorems.papers.bn_bounds import batchnorm_rademacher
+from lightning_normtheory.theorems.papers.bn_bounds import batchnorm_complexity
+from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
+from lightning_normtheory.theorems.papers.bn_form import BatchNormForm
 from lightning_normtheory.theorems.problem import Problem
 
 __all__ = ["RademacherBound"]
@@ -41,11 +45,11 @@ class RademacherBoundDiagnostic(Diagnostic):
         if x_norm is not None and not 0 <= x_norm < math.inf:
             raise ValueError(f"Expected x_norm to be a norm that no input exceeds, but got {x_norm!r}.")
         self._delta, self._x_norm = delta, x_norm
-        self._initial: Tensor | None = None  # V_0 of a network of BN's form
+        self._initial: Tensor | None = None  # (v_j, b_j − mean_j) at fit start, in BN's form
 
     def start(self, measurement: Measurement) -> None:
         form = measurement.theory.batchnorm_form(_SAMPLES)
-        self._initial = None if isinstance(form, str) else form.v.detach().cpu().clone()
+        self._initial = None if isinstance(form, str) else _rows(form)
 
     def measure(self, measurement: Measurement) -> dict[str, float]:
         self.reasons: dict[str, str] = {}
@@ -72,17 +76,15 @@ class RademacherBoundDiagnostic(Diagnostic):
         assert not isinstance(problem.complexity, str)
         assert n is not None
         x_norm = problem.x_norm if self._x_norm is None else self._x_norm
-        metrics = {
-            _BOUND: self._batchnorm_lemma(measurement, n) or problem.complexity.rademacher(n, x_norm),
-            "rademacher_x_norm": x_norm,
-        }
+        complexity = self._least(problem.complexity, measurement, n, x_norm)
+        metrics = {_BOUND: complexity.rademacher(n, x_norm), "rademacher_x_norm": x_norm}
         if not isinstance(problem.loss, KnownLoss):
             self.reasons[f"{_GAP}_bound"] = problem.loss
             return metrics
         loss = problem.loss
         if loss.is_square and measurement.theory.target_matrix is not None:
             loss = loss._replace(largest_target=float(measurement.theory.target_matrix.abs().max()))
-        found = generalization_bound(problem.complexity, loss, n=n, x_norm=x_norm, delta=self._delta)
+        found = generalization_bound(complexity, loss, n=n, x_norm=x_norm, delta=self._delta)
         return {**metrics, f"{_GAP}_bound": found.value, f"{_GAP}_bound_fixed_radii": found.fixed}
 
     def _gap(self, measurement: Measurement) -> Gap | None:
@@ -93,18 +95,36 @@ class RademacherBoundDiagnostic(Diagnostic):
             self.reasons[f"{_GAP}_gap"] = str(error).rstrip(".")
             return None
 
-    def _batchnorm_lemma(self, measurement: Measurement, n: int) -> float | None:
-        """Return the complexity of BN's two-layer networks around V_0, by the corrected Lemma F.1."""
+    def _least(self, generic: Complexity, measurement: Measurement, n: int, x_norm: float) -> Complexity:
+        """Return the class of lower complexity: the generic one, or for BN's form that around the weights at the start.
+
+        Both contain the network with its running statistics.
+        """
         form = measurement.theory.batchnorm_form(_SAMPLES) if self._initial is not None else ""
-        if isinstance(form, str) or self._initial is None or form.v.shape != self._initial.shape:
-            return None
-        return batchnorm_rademacher(form.a, form.c, form.v, self._initial, form.x_centered, form.factors, n=n)
+        if isinstance(form, str) or self._initial is None:
+            return generic
+        rows = _rows(form)
+        if rows is None or rows.shape != self._initial.shape:
+            return generic
+        (factors,) = batchnorm_factors(form.network.norm).values()
+        own = batchnorm_complexity(form.a, form.c, rows, self._initial, factors)
+        return min(generic, own, key=lambda each: each.rademacher(n, x_norm))
 
     def state_dict(self) -> dict[str, Any]:
         return {"initial": self._initial}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._initial = state.get("initial")
+
+
+def _rows(form: BatchNormForm) -> Tensor | None:
+    """Return (v_j, b_j − mean_j), a copy in float64, with the running means; ``None`` without these."""
+    layer, mean = form.network.hidden, cast(Tensor | None, form.network.norm.running_mean)
+    if mean is None:
+        return None
+    weight, mean = (t.detach().cpu().to(torch.float64) for t in (layer.weight, mean))
+    bias = torch.zeros_like(mean) if layer.bias is None else layer.bias.detach().cpu().to(torch.float64)
+    return torch.cat([weight, (bias - mean)[:, None]], dim=1)
 
 
 def _prediction_loss(measurement: Measurement) -> float | None:
@@ -133,9 +153,10 @@ class RademacherBound(DiagnosticCallback):
     The class contains all networks of the same structure whose layer norms are at most the current ones: row norms for
     tanh-like activations (WN, Theorem 6.1, with trained lengths), Frobenius norms for ReLU (Golowich et al. 2018). A
     BatchNorm is folded into its layer with its running statistics; for residual connections the bounds of the branches
-    add up. For the two-layer ReLU networks of BN (`batchnorm_form`), the class is around the weights at fit start, by
-    BN's Lemma F.1, corrected. The docs derive every step (theorems.md). For a network with any other operation
-    (attention, LayerNorm) the bound is NaN, and a warning gives the reason once.
+    add up. For the two-layer ReLU networks of BN (`batchnorm_form`) there is a second class, around the weights at fit
+    start (`batchnorm_complexity`, after BN's Lemma F.1): the one of lower complexity gives all bounds. Both are about
+    the network that predicts, with running statistics. The docs derive every step (theorems.md). For a network with any
+    other operation (attention, LayerNorm) the bound is NaN, and a warning gives the reason once.
 
     Logged after every n-th epoch or step:
 

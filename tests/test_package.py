@@ -191,16 +191,20 @@ PUBLIC = {
     """,
     "lightning_normtheory.callbacks": """
         BatchNormTheory ConvergenceCertificate DiagnosticCallback HessianTopEigenvalue HessianTrace Linearity
-        MinWeightNorm NTKLeastEigenvalue NormTheory Probe RSCRatio RademacherBound WeightNormTheory
+        MinWeightNorm NTKLeastEigenvalue NormTheory Probe ProgressiveBound RSCRatio RademacherBound
+        WeightNormTheory
     """,
     "lightning_normtheory.theorems": """
-        BatchNormForm BatchNormTheorem BestScale Complexity GeneralizationBound KnownLoss LossState
-        Margin NetworkConstants Problem RSCCondition RSCConstants RSCRadii TheoremStatus
-        WeightNormConstants applicable_theorems batchnorm_factors batchnorm_form batchnorm_margin
+        BatchNormForm BatchNormGDTheorem BatchNormTheorem BestScale Complexity ErrorBound
+        GeneralizationBound KnownLoss LossState Margin NetworkConstants Problem RSCCondition
+        RSCConstants RSCRadii TheoremStatus
+        WeightNormConstants applicable_theorems batchnorm_complexity batchnorm_factors
+        batchnorm_form batchnorm_gd_theorem batchnorm_margin
         batchnorm_rademacher batchnorm_theorem best_scale dyadic_data dyadic_linear_margin
         generalization_bound guaranteed_step infinite_width_kernels loss_constants
         mean_gradient_condition network_complexity network_constants
-        network_problem ntk_lower_bound rsc_condition rsc_constants rsc_radii theorem_table
+        network_problem ntk_lower_bound progressive_bound rsc_condition rsc_constants rsc_radii
+        theorem_table
         weightnorm_constants weightnorm_generalization_bound weightnorm_rademacher
     """,
 }

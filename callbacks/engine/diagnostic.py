@@ -4,6 +4,7 @@ from collections.abc import Collection, Container, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from pytorch_lightning import Trainer
 from torch import nn
 
 from lightning_normtheory.callbacks.engine.cost import Sizes
@@ -82,6 +83,14 @@ class Diagnostic:
 
     def start(self, measurement: Measurement) -> None:
         """Measure before the first training step of a fresh run, if the probe is known by then."""
+
+    def after_batch(self, trainer: Trainer, outputs: Any, batch_idx: int) -> None:
+        """Read what the training step of a batch returned, after the optimizer's step. It runs in every step: it must
+        not wait for the device, nor for other processes.
+
+        Args:
+            outputs: those of Lightning's ``on_train_batch_end``.
+        """
 
     def hessian_request(self) -> HessianRequest | None:
         """Return what `measure` needs of the loss's Hessian, if anything; ``measurement.curvature.answer(self.key)``

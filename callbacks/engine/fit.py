@@ -259,6 +259,7 @@ class FitCallback(PlanningCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._observe(trainer, outputs, batch_idx)
         now = trainer.global_step
         # A checkpoint without the number of steps: begin to count here.
         due = self._schedule.axis == "step" and self._schedule.is_due(self._fit.done.get("step", now), now)

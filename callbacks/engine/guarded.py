@@ -45,6 +45,14 @@ class GuardedCallback(ReportingCallback):
                     progress.begin(diagnostic.title)
                     self._guarded(diagnostic, measurement, diagnostic.start)
 
+    def _observe(self, trainer: Trainer, outputs: Any, batch_idx: int) -> None:
+        """Let every diagnostic read what a training step returned."""
+        for diagnostic in self._active:
+            try:
+                diagnostic.after_batch(trainer, outputs, batch_idx)
+            except Exception as error:  # noqa: BLE001  # does not stop the training
+                self._warn_of(f"{self.prefix}/{diagnostic.key} could not read a training step", error)
+
     def _measure_all(self, measurement: Measurement) -> dict[str, float]:
         """Return the metrics of all diagnostics."""
         metrics: dict[str, float] = {}

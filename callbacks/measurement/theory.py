@@ -71,6 +71,7 @@ class TheoryInputs:
         self._facts = facts
         self._perturbed: list[Tensor] = []
         self._dgm_forms: dict[int, DGMForm | str] = {}
+        self._batchnorm_forms: dict[int, BatchNormForm | str] = {}
 
     @cached_property
     def problem(self) -> Problem:
@@ -263,6 +264,11 @@ class TheoryInputs:
     def batchnorm_form(self, samples: int) -> BatchNormForm | str:
         """Return the network in BN's form, with its features on the first samples as one batch, or why it has no such
         form."""
+        if samples not in self._batchnorm_forms:
+            self._batchnorm_forms[samples] = self._find_batchnorm_form(samples)
+        return self._batchnorm_forms[samples]
+
+    def _find_batchnorm_form(self, samples: int) -> BatchNormForm | str:
         function = self._function
         network = batchnorm_network(function.model)
         if isinstance(network, str):

@@ -7,6 +7,7 @@
 * ``descent``: the guaranteed step of gradient descent, and sufficient conditions for convergence.
 * ``complexity``: the Rademacher complexity of a network's class.
 * ``generalization``: the generalization bound of that class.
+* ``progressive``: the test error during the first pass over the data, bounded by the losses of that pass.
 * ``papers``: the constants and bounds of each paper, for networks of exactly its form.
 """
 
@@ -17,7 +18,14 @@ from lightning_normtheory.theorems.complexity import Complexity, network_complex
 from lightning_normtheory.theorems.descent import LossState, guaranteed_step, mean_gradient_condition
 from lightning_normtheory.theorems.generalization import GeneralizationBound, generalization_bound
 from lightning_normtheory.theorems.losses import KnownLoss
-from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_rademacher, batchnorm_theorem
+from lightning_normtheory.theorems.papers.bn_bounds import (
+    BatchNormGDTheorem,
+    BatchNormTheorem,
+    batchnorm_complexity,
+    batchnorm_gd_theorem,
+    batchnorm_rademacher,
+    batchnorm_theorem,
+)
 from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form
 from lightning_normtheory.theorems.papers.bn_margin import Margin, batchnorm_margin
@@ -39,12 +47,15 @@ from lightning_normtheory.theorems.papers.wn_generalization import (
     weightnorm_rademacher,
 )
 from lightning_normtheory.theorems.problem import Problem, network_problem
+from lightning_normtheory.theorems.progressive import ErrorBound, progressive_bound
 
 __all__ = [
     "BatchNormForm",
+    "BatchNormGDTheorem",
     "BatchNormTheorem",
     "BestScale",
     "Complexity",
+    "ErrorBound",
     "GeneralizationBound",
     "KnownLoss",
     "LossState",
@@ -57,8 +68,10 @@ __all__ = [
     "TheoremStatus",
     "WeightNormConstants",
     "applicable_theorems",
+    "batchnorm_complexity",
     "batchnorm_factors",
     "batchnorm_form",
+    "batchnorm_gd_theorem",
     "batchnorm_margin",
     "batchnorm_rademacher",
     "batchnorm_theorem",
@@ -74,6 +87,7 @@ __all__ = [
     "network_constants",
     "network_problem",
     "ntk_lower_bound",
+    "progressive_bound",
     "rsc_condition",
     "rsc_constants",
     "rsc_radii",

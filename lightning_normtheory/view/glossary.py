@@ -35,6 +35,10 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("edge of stability", "2/η; if λ_max is above it, plain gradient descent overshoots along the sharpest direction"),
     ("restricted strong convexity", "a lower bound on the loss along the step; it guarantees geometric decrease"),
     ("Rademacher complexity", "how well a class of networks can fit random signs; it bounds the generalization gap"),
+    (
+        "progressive bound",
+        "a bound on the test error from losses on batches before they are trained on: in the first pass, each is new",
+    ),
     ("generalization gap", "validation loss − training loss"),
     (
         "length, direction",
@@ -60,5 +64,8 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("Λ", "tangent kernel V/α² + G of DGM's network: directions V/α², lengths G"),
     ("ε_N", "maximum of 1/N over the features of BatchNorm, with N = √(variance + eps)"),
     ("γ_a, γ_c", "margins through the output weights and through BatchNorm's scales at fit start"),
+    ("γ(W)", "normalized margin of the network itself: smallest y·f(x)/(‖a‖‖c‖)"),
+    ("Δ_V", "distance of the hidden weights from the start, each row relative to its N, in root mean square"),
+    ("p_y", "probability that the network gives to the label"),
     ("δ", "probability with which a generalization bound, or a theorem of DGM, may fail"),
 )

@@ -23,6 +23,7 @@ from lightning_normtheory.callbacks import (
     MinWeightNorm,
     NormTheory,
     NTKLeastEigenvalue,
+    ProgressiveBound,
     RademacherBound,
     RSCRatio,
     WeightNormTheory,
@@ -49,6 +50,8 @@ NTK_PARTS = {f"ntk_{part}_share" for part in ("direction", "length", "rest")}
 NTK_PARTS |= {"ntk_direction_lambda_min", "ntk_length_lambda_min", "ntk_crossover"}
 BOUND_NAMES = {"rademacher_bound", "rademacher_x_norm", "population_loss_bound"}
 BOUND_NAMES |= {f"generalization_bound{of}" for of in ("", "_fixed_radii", "_vacuous")}
+PROGRESSIVE_NAMES = {f"progressive_error_{of}" for of in ("bound", "bound_sharper", "vacuous")}
+PROGRESSIVE_NAMES |= {"progressive_derivative", "progressive_batches"}
 CERTIFICATE_NAMES = {"certificate_rate_measured"}
 DISTANCE_NAMES = {"weightnorm_displacement_v", "weightnorm_displacement_g"}
 # Logged only for a chain with smooth activations and the square loss.
@@ -78,6 +81,7 @@ NAMES = {
     BatchNormTheory: {"batchnorm_epsilon"},
     WeightNormTheory: DISTANCE_NAMES,
     RademacherBound: BOUND_NAMES,
+    ProgressiveBound: PROGRESSIVE_NAMES,
     ConvergenceCertificate: CERTIFICATE_NAMES,
     NormTheory: {
         "min_weight_norm",
@@ -163,6 +167,8 @@ def test_works_without_arguments(callback, model):
         if callback is NormTheory and epoch == 0:  # a larger model has no second derivatives here
             expected |= FEW_NAMES if model == "wn mlp" else FEW_FIRST
         expected |= {"linearity_kappa"} if square and "linearity_b" in expected else set()
+        classified = model == "resnet18" and callback in (NormTheory, ProgressiveBound)
+        expected = expected | PROGRESSIVE_NAMES if classified else expected - PROGRESSIVE_NAMES
         expected -= {"population_loss_bound"} if model == "resnet18" else set()  # no validation data
         assert names - SOMETIMES == expected - SOMETIMES
         assert not any(math.isnan(value) for value in row.values())

@@ -15,7 +15,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_normtheory import batchnorm_margin, hessian_top_eigenvalue, rsc_ratio, weightnorm_constants
 from lightning_normtheory.callbacks import BatchNormTheory, ConvergenceCertificate, NormTheory, RademacherBound
 from lightning_normtheory.record.history import read_histories
-from lightning_normtheory.theorems import LossState, guaranteed_step, mean_gradient_condition, network_problem
+from lightning_normtheory.theorems import (
+    LossState,
+    batchnorm_complexity,
+    guaranteed_step,
+    mean_gradient_condition,
+    network_problem,
+)
 from lightning_normtheory.theorems.generalization import generalization_bound
 from lightning_normtheory.theorems.papers.bn_form import batchnorm_form
 
@@ -338,11 +344,57 @@ def test_the_corrected_lemma_bounds_the_papers_network():
     data, net = two_classes(), two_layers()
     net[1].bias.requires_grad_(False)
     start = net[0].weight.detach().clone()
-    measured = fit(RademacherBound(on_error="raise"), Regression(net), data)
+    measured = fit(BatchNormTheory(on_error="raise"), Regression(net), data)
     net.train()
     form = batchnorm_form(net, data[0], net(data[0]))
     expected = batchnorm_rademacher(form.a, form.c, form.v, start, form.x_centered, form.factors, n=24)
-    assert measured["rademacher_bound"] == pytest.approx(expected, rel=1e-6)
+    assert measured["batchnorm_rademacher"] == pytest.approx(expected, rel=1e-6)
+    signs = 2 * data[1][:, 0] - 1
+    margin = (signs * net(data[0])[:, 0]).min() / (net[3].weight.norm() * net[1].weight.norm())
+    assert measured["batchnorm_margin"] == pytest.approx(float(margin.detach()), rel=1e-6)
+
+
+def test_a_trained_shift_has_no_margin_and_says_why():
+    with pytest.warns(UserWarning, match="batchnorm_margin is not logged: the bias of the BatchNorm"):
+        measured = fit(BatchNormTheory(on_error="raise"), Regression(two_layers()), two_classes())
+    assert "batchnorm_margin" not in measured
+    assert "batchnorm_rademacher" not in measured
+    assert measured["batchnorm_delta_v"] > 0
+
+
+def crossed():
+    """The unit with the large output weight has the small scale: Σ|a_j c_j| is far less than ‖a‖‖c‖."""
+    net = two_layers(4)
+    net[3].weight.data = torch.tensor([[1.0, 0.01, 0.01, 0.01]], dtype=torch.float64)
+    net[1].weight.data = torch.tensor([0.01, 1.0, 1.0, 1.0], dtype=torch.float64)
+    return net
+
+
+@pytest.mark.parametrize(("net", "own"), [(crossed, True), (two_layers, False)], ids=["start", "generic"])
+@pytest.mark.parametrize("loss", [nn.functional.binary_cross_entropy_with_logits, square], ids=["logistic", "square"])
+def test_the_generalization_bound_follows_from_the_rademacher_bound(net, own, loss):
+    """Both from one class: that of the lower complexity, of the network with its running statistics."""
+    data, net = two_classes(), net()
+    net[1].bias.requires_grad_(False)
+    start = torch.cat([net[0].weight.detach().clone(), net[0].bias.detach().clone()[:, None]], dim=1)
+    measured = fit(RademacherBound(on_error="raise"), Regression(net, loss=loss), data)
+    net.eval()
+    norm, problem = net[1], network_problem(net, *data, loss)
+    rows_now = torch.cat([net[0].weight, (net[0].bias - norm.running_mean)[:, None]], dim=1)
+    factors = (norm.running_var + norm.eps).sqrt()
+    around = batchnorm_complexity(net[3].weight, norm.weight, rows_now, start, factors)
+    both = {True: around, False: problem.complexity}
+    of = {which: each.rademacher(24, problem.x_norm) for which, each in both.items()}
+    assert of[own] < of[not own]
+    expected = generalization_bound(both[own], problem.loss, n=24, x_norm=problem.x_norm)
+    assert measured["rademacher_bound"] == pytest.approx(of[own], rel=1e-9)
+    assert measured["generalization_bound"] == pytest.approx(expected.value, rel=1e-9)
+    assert measured["generalization_bound_fixed_radii"] == pytest.approx(expected.fixed, rel=1e-9)
+    # The documented formula, from what is logged: F = C max‖(x, 1)‖ and R have a fixed ratio.
+    spread = 2 / math.sqrt(24) if own else (math.sqrt(2 * problem.complexity.log_kappa) + 1) / math.sqrt(24)
+    R, F, tail = measured["rademacher_bound"], measured["rademacher_bound"] / spread, math.sqrt(2 * math.log(40) / 24)
+    lipschitz, largest = (1, math.log(2) + F) if loss is not square else (2 * (1 + F), (1 + F) ** 2)
+    assert measured["generalization_bound_fixed_radii"] == pytest.approx(2 * lipschitz * R + largest * tail, rel=1e-9)
 
 
 def test_epsilon_of_every_batchnorm():

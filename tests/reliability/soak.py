@@ -94,7 +94,7 @@ MODELS = {"WeightNorm MLP": weightnorm_mlp, "BatchNorm conv net": batchnorm_conv
 def every_callback(model: str) -> list[pl.Callback]:
     """`NormTheory`, and every other by itself."""
     probe: dict[str, Any] = {"probe": 48, "on_error": "raise"}
-    alone = [ours.MinWeightNorm, ours.RSCRatio, ours.RademacherBound]
+    alone = [ours.MinWeightNorm, ours.RSCRatio, ours.RademacherBound, ours.ProgressiveBound]
     alone += [ours.BatchNormTheory if "BatchNorm" in model else ours.WeightNormTheory]
     return [
         ours.NormTheory(**probe, ntk_samples=16),

@@ -126,6 +126,42 @@ def test_two_over_eta_is_no_limit_of_adam():
             "bad",
         ),
         (
+            "progressive",
+            {
+                "progressive_error_bound": [1.2],
+                "progressive_error_bound_sharper": [0.999],
+                "progressive_derivative": [0.1],
+                "progressive_batches": [50.0],
+            },
+            "The bound on the error of the first pass is not vacuous.",
+            "good",
+        ),
+        (
+            "progressive",
+            {
+                "progressive_error_bound": [1.2],
+                "progressive_error_bound_sharper": [1.0],
+                "progressive_derivative": [0.1],
+                "progressive_batches": [50.0],
+            },
+            "The bound on the error of the first pass is vacuous.",
+            "note",
+        ),
+        ("bn_margin", {"batchnorm_margin": [-0.1, 1e-6]}, "The network separates the classes of the probe.", "good"),
+        ("bn_margin", {"batchnorm_margin": [0.1, 0.0]}, "The network errs on samples of the probe.", "note"),
+        (
+            "delta_v",
+            {"batchnorm_delta_v": [0.01], "batchnorm_delta_v_allowed": [0.01]},
+            "The hidden weights are allowed as reference weights.",
+            "good",
+        ),
+        (
+            "delta_v",
+            {"batchnorm_delta_v": [0.011], "batchnorm_delta_v_allowed": [0.01]},
+            "The hidden weights are too far for reference weights.",
+            "note",
+        ),
+        (
             "population",
             {"generalization_validation_loss": [1.0, 0.5, 0.6]},
             "The validation loss has passed its minimum.",

@@ -1,4 +1,4 @@
-"""Metrics of `RademacherBound`."""
+"""Metrics of `RademacherBound` and `ProgressiveBound`."""
 
 from functools import partial
 
@@ -8,6 +8,7 @@ _metric = partial(MetricInfo, callback="RademacherBound")
 _keep_min = partial(_metric, extreme="min")
 _keep_max = partial(_metric, extreme="max")
 _upper = partial(_keep_min, role="upper")
+_progressive = partial(MetricInfo, callback="ProgressiveBound")
 
 METRICS = (
     _keep_max("generalization_gap", "gap", "measured validation loss − training loss", "gap", row="generalization gap"),
@@ -33,4 +34,39 @@ METRICS = (
         row="Rademacher bound",
     ),
     _keep_max("rademacher_x_norm", "max ‖x‖", "largest input norm that the bound holds for", "input_norm"),
+    _progressive(
+        "progressive_error_bound",
+        "error bound, BN",
+        "bound on the test error, averaged over the first pass (BN, Corollary E.3)",
+        "progressive",
+        role="upper",
+        extreme="min",
+        row="progressive error bound",
+    ),
+    _progressive(
+        "progressive_error_bound_sharper",
+        "error bound, sharper",
+        "that bound by a better inequality",
+        "progressive",
+        role="upper",
+        extreme="min",
+    ),
+    _progressive(
+        "progressive_derivative",
+        "1 − p_y",
+        "average of 1 − exp(−loss) over the batches of the first pass, before training on each",
+        "progressive",
+        extreme="min",
+    ),
+    _progressive(
+        "progressive_error_vacuous",
+        "progressive bound vacuous",
+        "1 if both bounds on the error are 1 or more",
+        "vacuous",
+        kind="flag",
+        extreme="min",
+    ),
+    _progressive(
+        "progressive_batches", "fresh batches", "number of batches in the bound", "fresh_batches", kind="count"
+    ),
 )

@@ -1,4 +1,4 @@
-"""BN's bounds: the Rademacher complexity of two-layer networks with BatchNorm (Lemma F.1), and Theorem 2.1."""
+"""BN's bounds: the Rademacher complexity of two-layer networks with BatchNorm (Lemma F.1), Theorems 2.1 and 2.2."""
 
 import math
 from typing import NamedTuple
@@ -6,7 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["BatchNormTheorem", "batchnorm_rademacher", "batchnorm_theorem"]
+from lightning_normtheory.theorems.complexity import Complexity
+
+__all__ = [
+    "BatchNormGDTheorem",
+    "BatchNormTheorem",
+    "batchnorm_complexity",
+    "batchnorm_gd_theorem",
+    "batchnorm_rademacher",
+    "batchnorm_theorem",
+    "hidden_displacement",
+]
 
 
 def batchnorm_rademacher(
@@ -64,6 +74,60 @@ def batchnorm_rademacher(
     return 2 * B / n * (rho * length + at_start)
 
 
+def batchnorm_complexity(a: Tensor, c: Tensor, rows: Tensor, rows0: Tensor, factors: Tensor) -> Complexity:
+    """Compute the complexity of a two-layer network with BatchNorm as it predicts, with fixed statistics.
+
+    With the running mean μ_j and variance of unit j, N_j = √(variance + ε), the network that predicts is
+
+        f(x) = Σ_j a_j σ(c_j⟨w_j, (x, 1)⟩/N_j),   w_j = (v_j, b_j − μ_j).
+
+    This is not the function of BN, Lemma F.1, which subtracts one μ from all inputs: each running mean averages over
+    past weights. But the corrected lemma holds with (x, 1) for x̄ and w_j for v_j: for all networks with
+    Σ_j|a_j c_j|/N_j ≤ B and ‖W − W_0‖_F ≤ ρ, N_j any positive numbers,
+
+        R_n ≤ 2B(ρ + max_j‖w_0j‖) max‖(x, 1)‖/√n,   |f(x)| ≤ B(ρ + max_j‖w_0j‖)‖(x, 1)‖.
+
+    In the form of `Complexity`: C = B(ρ + max_j‖w_0j‖), √(2 ln κ) + 1 = 2, radii B and ρ. W_0 must not depend on the
+    data, as at initialization, where μ_j = 0.
+
+    Args:
+        a: m output weights in any shape.
+        c: BatchNorm's weight (m,).
+        rows: w_j (m, d + 1).
+        rows0: w_0j (m, d + 1) at initialization.
+        factors: N_j (m,) of the running statistics, positive.
+
+    Example:
+        One unit at its start, a = c = N = 1 and w = (1, 0), for ‖x‖ ≤ 1: R_n ≤ 2√2/√n
+
+        >>> one, row = torch.ones(1), torch.tensor([[1.0, 0.0]])
+        >>> round(batchnorm_complexity(one, one, row, row, one).rademacher(n=8, x_norm=1.0), 4)
+        1.0
+    """
+    a, c, rows, rows0, factors = (t.detach().cpu().to(torch.float64) for t in (a, c, rows, rows0, factors))
+    B, rho = float((a.flatten() * c / factors).abs().sum()), float((rows - rows0).norm())
+    return Complexity((B * (rho + float(rows0.norm(dim=1).max())),), 0.5, (B, rho), True)
+
+
+def hidden_displacement(v: Tensor, v0: Tensor, factors0: Tensor) -> float:
+    """Compute Δ_V = √((1/m) Σ_j‖v_j − v_0j‖²/N(v_0j)²) of BN, Assumption 1.2.
+
+    The assumption allows reference weights with Δ_V ≤ γ/32 besides V_0: a margin that the features of V have counts for
+    γ only within that distance. It does not limit the trained V, which Theorem 2.1 keeps within ‖V − V_0‖ ≤ 1/(2ε_N).
+
+    Args:
+        v: V (m, d).
+        v0: V_0 (m, d).
+        factors0: N(v_0j) (m,).
+
+    Example:
+        >>> hidden_displacement(torch.tensor([[3.0], [0.0]]), torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 2.0]))
+        1.5811388300841898
+    """
+    v, v0, factors0 = (t.detach().cpu().to(torch.float64) for t in (v, v0, factors0))
+    return float(((v - v0).norm(dim=1) / factors0).square().mean().sqrt())
+
+
 class BatchNormTheorem(NamedTuple):
     """The numbers of BN, Theorem 2.1; see `batchnorm_theorem`.
 
@@ -103,8 +167,7 @@ def batchnorm_theorem(
     The proof assumes ε_N ≥ 1, an upper bound, so a smaller ``epsilon_n`` is replaced by 1. The constants are those of
     the statement, which the proof does not confirm: the appendix has 2²³ instead of 2¹⁵; with the η of the statement,
     the step "≤ R/8" of the proof needs γ ≥ 251ε_N²; and Lemma D.3 assumes a radius R ≥ 8, which this width does not
-    ensure. Rely on the scaling in γ, ε_N, m and t, not on the constants. Theorem 2.2 (GD) is not implemented: its
-    eq. (6) uses the false Lemma F.1, and its radius 8 has no proof (the appendix has the radii of Theorem 2.1 instead).
+    ensure. Rely on the scaling in γ, ε_N, m and t, not on the constants.
 
     Args:
         epsilon_n: ε_N = max_j 1/N(v_j) at initialization (Assumption 1.1).
@@ -145,6 +208,58 @@ def batchnorm_theorem(
         radius_u=gamma ** (1 / 3) * width ** (1 / 6) / (27 * epsilon),
         radius_v=1 / (2 * epsilon),
         probability=max(0.0, 1 - 20 * delta),
+    )
+
+
+class BatchNormGDTheorem(NamedTuple):
+    """The numbers of BN, Theorem 2.2, as printed and unproved; see `batchnorm_gd_theorem`.
+
+    Attributes:
+        width_ok: whether the width is between the two limits, which are those of Theorem 2.1.
+        learning_rate: η, that of Theorem 2.1.
+        error_bound: test error, 2¹⁷m^{1/3}ε_N⁴/(γ^{1/3}t√n) + 4 ln(1/δ)/t (BN, eq. (6)).
+        radius_u: bound of ‖(a, c)_t − (a, c)_0‖, 8.
+        radius_v: bound of ‖V_t − V_0‖_F, 1/(2ε_N).
+    """
+
+    width_ok: bool
+    learning_rate: float
+    error_bound: float
+    radius_u: float
+    radius_v: float
+
+
+def batchnorm_gd_theorem(
+    *, epsilon_n: float, gamma: float, n: int, d: int, width: int, steps: int, delta: float
+) -> BatchNormGDTheorem:
+    """Evaluate BN, Theorem 2.2, as printed. It is not proved: never rely on its conclusions.
+
+    It is about gradient descent on the whole training set, and else assumes what Theorem 2.1 does. Its eq. (6) rests on
+    Lemma F.1, which is false (`batchnorm_rademacher`). The appendix (Theorem F.4) states the radius of Theorem 2.1
+    instead of 8, and its proof ends with 2¹¹/(γ√n) + 3√(ln(2/δ)/(2n)), which does not fall with t.
+
+    Args:
+        epsilon_n: ε_N, as in `batchnorm_theorem`, as are all other arguments.
+        gamma: γ.
+        n: number of training samples.
+        d: dimension of a sample.
+        width: m.
+        steps: t.
+        delta: δ.
+
+    Example:
+        >>> printed = batchnorm_gd_theorem(epsilon_n=2.0, gamma=0.1, n=100, d=800, width=1000, steps=10**6, delta=0.01)
+        >>> round(printed.error_bound, 3), printed.radius_u, printed.width_ok
+        (4.518, 8.0, False)
+    """
+    first = batchnorm_theorem(epsilon_n=epsilon_n, gamma=gamma, n=n, d=d, width=width, steps=steps, delta=delta)
+    numerator = 2**17 * width ** (1 / 3) * max(1.0, epsilon_n) ** 4
+    return BatchNormGDTheorem(
+        width_ok=first.width_ok,
+        learning_rate=first.learning_rate,
+        error_bound=_over(numerator, gamma ** (1 / 3) * steps * math.sqrt(n)) + 4 * math.log(1 / delta) / steps,
+        radius_u=8.0,
+        radius_v=first.radius_v,
     )
 
 

@@ -96,6 +96,17 @@ class BatchNormForm:
         """f(x_i) (n,)."""
         return self.features_a @ _double(self.a)
 
+    def normalized_margin(self, labels: Tensor) -> float:
+        """Compute γ(W) = min_i y_i f(x_i)/(‖a‖‖c‖) of the network itself (BN, Section 1.4).
+
+        There is no factor 1/√m, since a ~ N(0, I/m) includes it. A network that errs on a sample has a negative margin.
+
+        Args:
+            labels: y_i = ±1 (n,).
+        """
+        signed = _double(labels) * self.outputs
+        return float(signed.min() / (_double(self.a).norm() * _double(self.c).norm()))
+
     @property
     def _normalized(self) -> Tensor:
         return self.x_centered @ _double(self.v).t() / self.factors

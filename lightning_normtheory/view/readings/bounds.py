@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.wording import sentence
-from lightning_normtheory.view.readings.phrases import Reading, at, number, times, trend
+from lightning_normtheory.view.readings.phrases import Reading, at, number, percent, times, trend
 
 __all__ = ["READINGS"]
 
@@ -61,6 +61,24 @@ def _rademacher(history: History) -> Reading | None:
     )
 
 
+def _progressive(history: History) -> Reading | None:
+    now = history.latest("progressive_error_bound", "progressive_error_bound_sharper")
+    if not now:
+        return None
+    printed, sharper = now["progressive_error_bound"], now["progressive_error_bound_sharper"]
+    bound = min(printed, sharper)
+    if math.isnan(bound):
+        return None
+    batches = now.get("progressive_batches", math.nan)
+    measured = f"The average of 1 − p_y on {number(batches)} fresh batches is {number(now['progressive_derivative'])}"
+    if bound >= 1:
+        text = f"{measured}; the bound on the error, {number(bound)}, is not below 1."
+        return Reading("The bound on the error of the first pass is vacuous.", text)
+    text = f"{measured}: with probability 1 − δ, the weights of the first pass err in at most {percent(bound)} of new"
+    text += " samples on average, if no sample of that pass was repeated."
+    return Reading("The bound on the error of the first pass is not vacuous.", text, "good")
+
+
 def _epsilon(history: History) -> Reading | None:
     series = history.series("batchnorm_epsilon")
     if not series:
@@ -78,6 +96,28 @@ def _margins(history: History) -> Reading | None:
         return Reading("There is no margin at the start.", text)
     ratio = f", {times(a / c)} γ_c" if c > 0 else ""
     return Reading("The features at the start separate the classes.", f"γ_a is {number(a)}{ratio}.", "good")
+
+
+def _margin(history: History) -> Reading | None:
+    series = history.series("batchnorm_margin")
+    if not series or math.isnan(history.last("batchnorm_margin")):
+        return None
+    text = f"γ(W) {trend(series)}."
+    if history.last("batchnorm_margin") > 0:
+        return Reading("The network separates the classes of the probe.", text, "good")
+    return Reading("The network errs on samples of the probe.", text)
+
+
+def _delta_v(history: History) -> Reading | None:
+    now = history.latest("batchnorm_delta_v", "batchnorm_delta_v_allowed")
+    if not now:
+        return None
+    moved, allowed = now["batchnorm_delta_v"], now["batchnorm_delta_v_allowed"]
+    text = f"Δ_V is {number(moved)}, γ/32 is {number(allowed)}"
+    if moved <= allowed:
+        return Reading("The hidden weights are allowed as reference weights.", f"{text}.", "good")
+    text += ": what the features have gained since the start does not count for γ."
+    return Reading("The hidden weights are too far for reference weights.", text)
 
 
 class _Way:
@@ -105,8 +145,11 @@ READINGS: dict[str, Callable[[History], Reading | None]] = {
     "gap": _gap,
     "population": _new_samples,
     "rademacher": _rademacher,
+    "progressive": _progressive,
     "epsilon": _epsilon,
     "margins": _margins,
+    "bn_margin": _margin,
+    "delta_v": _delta_v,
     "distance_u": _Way("u"),
     "distance_v": _Way("v"),
 }

@@ -55,6 +55,7 @@ def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
         "theorems",
         "mean_predictor_grad_norm_sq",
         "rademacher_bound",
+        "progressive_error_bound",
     ]
 
 

@@ -33,6 +33,7 @@ def test_metrics_equal_those_of_the_cpu_and_training_is_not_disturbed(case, tmp_
 
 ALONE = [callbacks.MinWeightNorm, callbacks.RSCRatio, callbacks.HessianTopEigenvalue, callbacks.HessianTrace]
 ALONE += [callbacks.NTKLeastEigenvalue, callbacks.RademacherBound, callbacks.ConvergenceCertificate]
+ALONE += [callbacks.ProgressiveBound]
 
 
 @pytest.mark.slow

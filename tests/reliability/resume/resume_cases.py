@@ -270,9 +270,15 @@ def outcome(case, folder, stops=STOPS):
     for hook, number in stops:
         resumed = fit(case, folder / hook / str(number), folder / "saved" / hook / f"{number}.ckpt")
         expected = {epoch: row for epoch, row in whole.items() if epoch >= first_epoch(hook, number)}
+        if hook == "step" and number < STEPS:  # resumed within the first pass, whose bound ends there
+            expected, resumed = _without_first_pass(expected), _without_first_pass(resumed)
         compared += sum(map(len, expected.values()))
         different += [f"{case}, {hook} {number}: {each}" for each in differences(expected, resumed)]
     return Outcome(compared, tuple(different))
+
+
+def _without_first_pass(found):
+    return {epoch: {k: v for k, v in row.items() if "/progressive_" not in k} for epoch, row in found.items()}
 
 
 def differences(expected, found):

@@ -6,7 +6,13 @@ import math
 import pytest
 import torch
 
-from lightning_normtheory.theorems.papers.bn_bounds import batchnorm_rademacher, batchnorm_theorem
+from lightning_normtheory.theorems.papers.bn_bounds import (
+    batchnorm_complexity,
+    batchnorm_gd_theorem,
+    batchnorm_rademacher,
+    batchnorm_theorem,
+    hidden_displacement,
+)
 
 
 def printed_lemma(B: float, rho: float, x: torch.Tensor) -> float:
@@ -110,6 +116,67 @@ def test_what_is_refused(change, message):
         batchnorm_rademacher(**arguments)
 
 
+# -- the network that predicts, with running statistics ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("seed", range(10))
+def test_complexity_of_the_network_that_predicts_is_above_the_enumeration(seed, rho):
+    a, c, _, _, x, factors = random_network(seed, 0.0)
+    m, d = len(c), x.shape[1]
+    rows0 = torch.randn(m, d + 1, dtype=torch.float64)
+    step = torch.randn(m, d + 1, dtype=torch.float64)
+    rows = rows0 + rho * step / step.norm()
+    found = batchnorm_complexity(a, c, rows, rows0, factors)
+    B = float((a[0] * c / factors).abs().sum())
+    assert found.radii == pytest.approx((B, rho), abs=1e-12)
+    with_one = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
+    largest = float(x.norm(dim=1).max())
+    assert 0 < rademacher_from_below(B, rho, rows0, with_one) <= found.rademacher(len(x), largest)
+    outputs = torch.relu(c * (with_one @ rows.t()) / factors) @ a[0]
+    assert float(outputs.abs().max()) <= found.output_bounds(largest)[0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_rows_are_those_of_pytorch_in_evaluation(seed):
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU(), torch.nn.Linear(5, 1, bias=False)
+    ).double()
+    net[1].weight.data.normal_()
+    for _ in range(3):
+        net(torch.randn(8, 3, dtype=torch.float64))
+        net[0].weight.data += 0.1  # the running means are not those of the present weights
+    net.eval()
+    x = torch.randn(6, 3, dtype=torch.float64)
+    norm = net[1]
+    rows = torch.cat([net[0].weight, (net[0].bias - norm.running_mean)[:, None]], dim=1)
+    with_one = torch.cat([x, torch.ones(6, 1, dtype=torch.float64)], dim=1)
+    factors = (norm.running_var + norm.eps).sqrt()
+    outputs = torch.relu(norm.weight * (with_one @ rows.t()) / factors) @ net[3].weight[0]
+    assert torch.allclose(outputs, net(x)[:, 0], rtol=1e-12)
+    bound = batchnorm_complexity(net[3].weight, norm.weight, rows, rows - 0.3, factors)
+    assert float(net(x).detach().abs().max()) <= bound.output_bounds(float(x.norm(dim=1).max()))[0]
+
+
+@pytest.mark.parametrize("growth", [1.0, 1.2, 1.5])
+def test_radii_that_are_rounded_up_increase_the_bound_by_no_more_than_the_union_allows(growth):
+    """`generalization_bound` multiplies C by (1 + 1/q)^q, when each of the q radii grows by 1 + 1/q at most."""
+    a, c, v, v0, _, factors = random_network(3, 0.7)
+    found = batchnorm_complexity(a, c, v, v0, factors)
+    larger = batchnorm_complexity(growth * a, c, v0 + growth * (v - v0), v0, factors)
+    assert larger.radii == pytest.approx([growth * radius for radius in found.radii])
+    assert larger.factors[0] <= growth ** len(found.radii) * found.factors[0] * (1 + 1e-12)
+
+
+def test_displacement_of_assumption_1_2():
+    torch.manual_seed(0)
+    v, v0, factors = torch.randn(6, 4), torch.randn(6, 4), torch.rand(6) + 0.5
+    by_hand = sum(float(((v[j] - v0[j]) / factors[j]).square().sum()) for j in range(6)) / 6
+    assert hidden_displacement(v, v0, factors) == pytest.approx(math.sqrt(by_hand), rel=1e-6)
+    assert hidden_displacement(v, v, factors) == 0
+
+
 SETTING = {"epsilon_n": 2.0, "gamma": 0.5, "n": 100, "d": 800, "width": 10**6, "steps": 1000, "delta": 0.01}
 
 
@@ -125,6 +192,17 @@ def test_theorem():
     assert theorem.probability == pytest.approx(0.8)
     assert theorem.error_vacuous
     assert not theorem.width_ok
+
+
+def test_theorem_of_gradient_descent_as_printed():
+    theorem, first = batchnorm_gd_theorem(**SETTING), batchnorm_theorem(**SETTING)
+    expected = 2**17 * 100 * 16 / (0.5 ** (1 / 3) * 1000 * 10) + 4 * math.log(100) / 1000
+    assert theorem.error_bound == pytest.approx(expected)
+    assert (theorem.radius_u, theorem.radius_v) == (8.0, first.radius_v)
+    assert (theorem.width_ok, theorem.learning_rate) == (first.width_ok, first.learning_rate)
+    assert batchnorm_gd_theorem(**SETTING | {"gamma": 0.0}).error_bound == math.inf
+    with pytest.raises(ValueError, match="Expected steps"):
+        batchnorm_gd_theorem(**SETTING | {"steps": 0})
 
 
 def test_theorem_where_it_says_something():
