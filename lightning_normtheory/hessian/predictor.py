@@ -54,7 +54,10 @@ def predictor_hessian_norm(
     Args:
         model: f; outputs of shape (n, …), where all axes after the first count as outputs.
         x: the input (n, …), or a list or dict of tensors whose first axis holds the samples.
-        tol: the relative residual at which to stop; the error of the norm is about its square.
+        tol: the relative residual at which to stop, once the error of the norm is also about ``tol``² or less by an
+            estimate from both ends of the spectrum. The norm is never too large but for rounding. It is too small if
+            the start is almost orthogonal to the leading eigenvector: of 300 samples of random networks, four
+            miss ``tol``², one by 0.7 % of the norm.
         max_hvps: the largest number of products per sample and output.
         batch_stats: whether BatchNorm uses the statistics of the batch, which couples the samples and makes this slow;
             ``None`` follows ``model.training``.
@@ -185,6 +188,7 @@ def _independent(
                 tol=tol,
                 max_products=max_hvps,
                 basis=_BASIS,
+                error=tol**2,
             )
         norms[samples, which] = norms.new_tensor([abs(pair.value) for pair in pairs])
         residuals[samples, which] = norms.new_tensor([pair.residual for pair in pairs])
@@ -213,7 +217,8 @@ def _one_by_one(
     for i, h in itertools.product(range(n), range(k)):
         with LossHessian(parameters, [partial(output, i, h)]) as hessian:
             start = _starts(1, hessian.space)[0]
-            pair = lanczos(hessian.__matmul__, start, which="magnitude", tol=tol, max_products=max_hvps, basis=_BASIS)
+            options = {"which": "magnitude", "tol": tol, "error": tol**2, "max_products": max_hvps, "basis": _BASIS}
+            pair = lanczos(hessian.__matmul__, start, **options)
         norms[i, h], residuals[i, h] = abs(pair.value), pair.residual
         products += pair.products
     dtype, device = hessian.space.dtype, hessian.space.device

@@ -106,6 +106,64 @@ def test_float32():
     torch.testing.assert_close(actual.double(), exact, rtol=1e-4, atol=0)
 
 
+def random_network(seed):
+    """A small network and two samples; ∇²f of a linear one has the eigenvalues ±λ, that of the others nearly so."""
+    torch.manual_seed(seed)
+    inputs, width, outputs = (int(torch.randint(low, high, ())) for low, high in ((2, 6), (3, 9), (1, 3)))
+    activation = (nn.Identity, nn.Tanh, nn.Softplus)[seed % 3]
+    middle = [nn.Linear(width, width), activation()] if seed % 2 else []
+    model = nn.Sequential(nn.Linear(inputs, width), activation(), *middle, nn.Linear(width, outputs))
+    return model.double(), torch.randn(2, inputs, dtype=torch.float64)
+
+
+def dense_norms(model, x) -> torch.Tensor:
+    names, shapes = zip(*((name, p.shape) for name, p in model.named_parameters()))
+    theta = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    sizes = [shape.numel() for shape in shapes]
+
+    def output(theta, sample):
+        parts = {name: part.view(shape) for name, part, shape in zip(names, theta.split(sizes), shapes)}
+        return torch.func.functional_call(model, parts, (sample[None],))[0]
+
+    hessians = torch.stack([torch.func.hessian(output)(theta, sample) for sample in x])
+    return torch.linalg.eigvalsh(hessians).abs().amax((1, 2))
+
+
+def shortfalls(seeds, **options):
+    """By how much the norms are too small, relative to them."""
+    found = []
+    for seed in seeds:
+        model, x = random_network(seed)
+        dense = dense_norms(model, x)
+        found.append((dense - predictor_hessian(model, x, **options).norms) / dense)
+    return torch.cat(found)
+
+
+def test_the_error_is_the_square_of_the_tolerance():
+    errors = shortfalls(range(9))
+    assert errors.min() >= -1e-12  # a Ritz value is a lower bound
+    assert errors.max() <= 1e-4
+
+
+def test_a_small_residual_alone_does_not_give_that(monkeypatch):
+    """What the estimate of the error is for: the residual is small at an eigenvalue that is not the largest."""
+    seeds = (15, 79, 89, 99)
+    assert shortfalls(seeds).max() <= 1e-4
+    solve = module.batched_lanczos
+    monkeypatch.setattr(module, "batched_lanczos", lambda *args, error, **options: solve(*args, **options))
+    assert (shortfalls(seeds) > 2e-3).sum() >= len(seeds)
+
+
+@pytest.mark.slow
+def test_the_error_is_the_square_of_the_tolerance_in_98_of_100_random_networks():
+    errors = shortfalls(range(150))
+    assert errors.min() >= -1e-12
+    assert (errors > 1e-4).double().mean() <= 0.02
+    assert errors.max() <= 0.01
+    finer = shortfalls(range(30), tol=1e-3)
+    assert (finer > 1e-6).double().mean() <= 0.02
+
+
 def test_too_small_a_budget_is_admitted():
     case = MODELS["mlp"]
     with pytest.warns(UserWarning, match="2 of 2 norms did not reach tol=0.0001 within 2 products.*lower bounds"):
