@@ -8,9 +8,10 @@ from pytorch_lightning import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory.callbacks import NormTheory, RademacherBound
+from lightning_normtheory.callbacks import NormTheory, RademacherBound, WeightNormTheory
 from lightning_normtheory.recipes.datasets import FashionMNISTSlice
-from lightning_normtheory.recipes.models import WeightNormMLP
+from lightning_normtheory.recipes.datasets.synthetic import Sphere
+from lightning_normtheory.recipes.models import RegimesNet, WeightNormMLP
 
 from support import lit
 from support.accelerator import on_device, trainer
@@ -111,3 +112,15 @@ def test_a_device_that_a_measurement_has_lost_is_said(device, tmp_path):
     with pytest.warns(UserWarning, match="The device cannot be used any more, and training will fail"):  # noqa: SIM117
         with pytest.raises(RuntimeError, match="device-side assert"):
             run.fit(Unvalidated("wn"), lit.loader(16), validation)
+
+
+@on_device("cuda", "mps")
+def test_a_network_of_dgm_s_form_has_the_numbers_of_the_cpu(device):
+    found = []
+    for arguments in ({}, trainer.arguments()):
+        torch.manual_seed(1)
+        run = lit.trainer([WeightNormTheory(on_error="raise")], max_epochs=1, **arguments)
+        run.fit(RegimesNet(width=64, alpha=0.5), datamodule=Sphere(n=8, steps_per_epoch=3))
+        found.append({name: float(value) for name, value in run.callback_metrics.items() if "dgm_" in name})
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert len(found[0]) == 15

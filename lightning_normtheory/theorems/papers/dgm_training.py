@@ -95,7 +95,8 @@ def sign_changes(v: Tensor, start: Tensor, x: Tensor) -> float:
         >>> sign_changes(Tensor([[1.0, 2.0], [-1.0, 2.0]]), Tensor([[1.0, 0.0], [1.0, 0.0]]), x)
         0.5
     """
-    return float(((_products(x, v) >= 0) != (_products(x, start) >= 0)).double().mean())
+    now, before = _products(x, v) >= 0, _products(x, start) >= 0
+    return float((now != before.to(now.device)).cpu().double().mean())  # the start may be that of a checkpoint
 
 
 def near_sign_change(start: Tensor, x: Tensor, radius: float) -> float:
@@ -110,7 +111,8 @@ def near_sign_change(start: Tensor, x: Tensor, radius: float) -> float:
     """
     products = _products(x, start)
     reach = radius * to_float64(x.detach()).norm(dim=1, keepdim=True).to(products.device)
-    return float(((products >= 0) & (products < reach) | (products < 0) & (-products <= reach)).double().mean())
+    near = (products >= 0) & (products < reach) | (products < 0) & (-products <= reach)
+    return float(near.cpu().double().mean())
 
 
 def sign_change_bound(*, radius: float, alpha: float, n: int, width: int, delta: float) -> float:
