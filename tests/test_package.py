@@ -196,16 +196,15 @@ PUBLIC = {
     """,
     "lightning_normtheory.theorems": """
         BatchNormForm BatchNormGDTheorem BatchNormTheorem BestScale Complexity ErrorBound
-        GeneralizationBound KnownLoss LossState Margin NetworkConstants Problem RSCCondition
-        RSCConstants RSCRadii TheoremStatus
-        WeightNormConstants applicable_theorems batchnorm_complexity batchnorm_factors
-        batchnorm_form batchnorm_gd_theorem batchnorm_margin
-        batchnorm_rademacher batchnorm_theorem best_scale dyadic_data dyadic_linear_margin
-        generalization_bound guaranteed_step infinite_width_kernels loss_constants
-        mean_gradient_condition network_complexity network_constants
-        network_problem ntk_lower_bound progressive_bound rsc_condition rsc_constants rsc_radii
-        theorem_table
-        weightnorm_constants weightnorm_generalization_bound weightnorm_rademacher
+        GeneralizationBound KernelSize KnownLoss LossState Margin NetworkConstants Problem
+        RSCCondition RSCConstants RSCRadii TheoremStatus WeightNormConstants applicable_theorems
+        batchnorm_complexity batchnorm_factors batchnorm_form batchnorm_gd_theorem batchnorm_margin
+        batchnorm_rademacher batchnorm_theorem best_scale curvature_ratio dyadic_data
+        dyadic_linear_margin generalization_bound guaranteed_step infinite_width_kernels
+        kernel_change_bound lin_form loss_constants mean_gradient_condition network_complexity
+        network_constants network_problem ntk_lower_bound progressive_bound rsc_condition
+        rsc_constants rsc_radii theorem_table weightnorm_constants weightnorm_generalization_bound
+        weightnorm_rademacher
     """,
 }
 

@@ -9,9 +9,8 @@ PAGE = Path(__file__).resolve().parent.parent / "metrics.md"
 HEAD = """# Metrics
 
 Every metric that the callbacks log after each n-th epoch or step, if it is defined for the network. `NormTheory` logs
-the metrics of all callbacks except the predictor's Hessian and the traces of layers; that of the whole Hessian with
-`trace_hvps`. In the names, `LAYER` is the path of a layer with underscores for dots, `GROUP` is the
-name of a parameter group, and `normtheory` is the callback's `prefix=`. W&B keeps the last value of each
+the metrics of all callbacks except the traces of layers; that of the whole Hessian with `trace_hvps`. In the names,
+`LAYER` is the path of a layer with underscores for dots, `GROUP` is the name of a parameter group, and `normtheory` is the callback's `prefix=`. W&B keeps the last value of each
 metric in the run's summary, and the extreme in the table. The last column is the panel in the W&B dashboard and in the
 report. [measuring.md](measuring.md) has the definitions, [glossary.md](glossary.md) terms and short names of papers.
 

@@ -32,6 +32,8 @@ from lightning_normtheory.theorems.papers.bn_margin import Margin, batchnorm_mar
 from lightning_normtheory.theorems.papers.dgm import infinite_width_kernels
 from lightning_normtheory.theorems.papers.dgm_rates import BestScale, best_scale
 from lightning_normtheory.theorems.papers.dyadic import dyadic_data, dyadic_linear_margin
+from lightning_normtheory.theorems.papers.lin import KernelSize, curvature_ratio, kernel_change_bound
+from lightning_normtheory.theorems.papers.lin_form import lin_form
 from lightning_normtheory.theorems.papers.rsc import (
     RSCCondition,
     RSCConstants,
@@ -57,6 +59,7 @@ __all__ = [
     "Complexity",
     "ErrorBound",
     "GeneralizationBound",
+    "KernelSize",
     "KnownLoss",
     "LossState",
     "Margin",
@@ -76,11 +79,14 @@ __all__ = [
     "batchnorm_rademacher",
     "batchnorm_theorem",
     "best_scale",
+    "curvature_ratio",
     "dyadic_data",
     "dyadic_linear_margin",
     "generalization_bound",
     "guaranteed_step",
     "infinite_width_kernels",
+    "kernel_change_bound",
+    "lin_form",
     "loss_constants",
     "mean_gradient_condition",
     "network_complexity",

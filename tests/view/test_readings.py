@@ -113,6 +113,37 @@ def test_two_over_eta_is_no_limit_of_adam():
         ),
         ("change", {"ntk_change_max": [0.02]}, "The kernel hardly changes.", "note"),
         ("change", {"ntk_change_max": [0.02, 3.0]}, "The kernel changes much.", "note"),
+        ("linearity", {"linearity_b": [0.5]}, "The outputs' curvature was measured.", "note"),
+        ("linearity", {"linearity_b": [0.5], "linearity_kappa": [0.09]}, "κ_f is small.", "note"),
+        ("linearity", {"linearity_b": [0.5], "linearity_kappa": [0.1]}, "κ_f is neither small nor large.", "note"),
+        ("linearity", {"linearity_b": [0.5], "linearity_kappa": [1.0]}, "κ_f is large.", "note"),
+        ("displacement", {"theta_distance": [0.1, 0.2]}, "The parameters have moved.", "note"),
+        ("displacement", {"theta_distance": [0.0]}, "Nothing has moved.", "note"),
+        (
+            "gradient_bounds",
+            {"predictor_gradient_norm": [1.0], "certificate_gradient_bound": [1.0]},
+            "The bound of ‖∂f/∂θ‖ holds.",
+            "good",
+        ),
+        (
+            "gradient_bounds",
+            {"ntk_gradient_norm": [1.1], "certificate_gradient_bound": [1.0]},
+            "The bound of ‖∂f/∂θ‖ does not hold.",
+            "bad",
+        ),
+        (
+            "input_gradient",
+            {"predictor_input_gradient_norm": [1.0], "certificate_lipschitz_bound": [2.0]},
+            "The bound of ‖∂f/∂x‖ holds.",
+            "good",
+        ),
+        (
+            "input_gradient",
+            {"certificate_lipschitz_bound": [2.0]},
+            "‖∂f/∂x‖ is bounded and was not measured.",
+            "note",
+        ),
+        ("input_gradient", {"predictor_input_gradient_norm": [1.0]}, "‖∂f/∂x‖ has no bound here.", "note"),
         (
             "gap",
             {"generalization_gap": [0.1], "generalization_bound": [9e9], "generalization_bound_vacuous": [1.0]},
@@ -241,6 +272,20 @@ def test_what_is_measured_every_third_epoch_is_not_missed():
         rows[epoch].metrics["ntk_change_max"] = 0.02
     run = History(Path(), "demo", "normtheory", rows=rows)
     assert read_panel(BY_KEY["change"], run).finding == "The kernel hardly changes."
+
+
+@pytest.mark.parametrize(("epochs", "over"), [(8, False), (9, True)])
+def test_what_is_measured_in_every_eighth_epoch_is_not_over_before(epochs, over):
+    rows = [Row(epoch, 0, 0.0, {"seconds": 0.1}, {}) for epoch in range(epochs)]
+    rows[0].metrics.update(linearity_b=0.5, theta_distance=1.0)
+    run = History(Path(), "demo", "normtheory", rows=rows)
+    assert (read_panel(BY_KEY["linearity"], run).finding == "B is no longer measured.") is over
+    assert read_panel(BY_KEY["displacement"], run).finding == "‖θ−θ₀‖ is no longer measured."
+
+
+def test_the_change_of_the_kernel_names_its_bound():
+    assert "now at most 2.5" in read("change", ntk_change_max=[0.02], ntk_change_bound=[2.5]).text
+    assert "at most" not in read("change", ntk_change_max=[0.02]).text
 
 
 def test_only_values_of_one_epoch_are_compared():
