@@ -10,9 +10,10 @@ HEAD = """# Metrics
 
 Every metric that the callbacks log after each n-th epoch or step, if it is defined for the network. `NormTheory` logs
 the metrics of all callbacks except the traces of layers; that of the whole Hessian with `trace_hvps`. In the names,
-`LAYER` is the path of a layer with underscores for dots, `GROUP` is the name of a parameter group, and `normtheory` is the callback's `prefix=`. W&B keeps the last value of each
-metric in the run's summary, and the extreme in the table. The last column is the panel in the W&B dashboard and in the
-report. [measuring.md](measuring.md) has the definitions, [glossary.md](glossary.md) terms and short names of papers.
+`LAYER` is the path of a layer with underscores for dots, `GROUP` is the name of a parameter group, and `normtheory` is
+the callback's `prefix=`. W&B keeps the last value of each metric in the run's summary, and the extreme in the table.
+The last column is the panel in the W&B dashboard and in the report. [measuring.md](measuring.md) has the definitions,
+[glossary.md](glossary.md) terms and short names of papers.
 
 `python docs/tools/metrics_table.py` writes this page from `lightning_normtheory/record/catalog`.
 """
