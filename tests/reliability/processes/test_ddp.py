@@ -205,5 +205,5 @@ def test_the_kernel_with_batch_norm_in_two_processes_is_that_of_one(tmp_path):
         trainer([callback], max_epochs=2, default_root_dir=folder, **strategy).fit(StandingStill("bn"), loader(40))
         measured[devices] = rows(folder)[1]
     assert measured[2]["normtheory/ntk_change"] == 0.0
-    for name in ("ntk_lambda_max", "ntk_effective_rank"):
+    for name in ("ntk_lambda_max", "ntk_effective_rank", "ntk_direction_share", "ntk_length_share"):
         assert measured[2][f"normtheory/{name}"] == pytest.approx(measured[1][f"normtheory/{name}"], rel=1e-6)
