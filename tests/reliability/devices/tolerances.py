@@ -35,6 +35,18 @@ def _losses(metric: str, row: Row) -> float:
     return sum(_magnitude(f"generalization_{which}_loss")(metric, row) for which in ("train", "validation"))
 
 
+def _start(metric: str, row: Row) -> float:
+    """‖θ₀‖: a distance is a difference of two θ."""
+    relative = _magnitude("theta_distance_relative")(metric, row)
+    return _magnitude("theta_distance")(metric, row) / relative if relative else 0.0
+
+
+def _bound_of_change(metric: str, row: Row) -> float:
+    """It is proportional to the distance."""
+    relative = _magnitude("theta_distance_relative")(metric, row)
+    return _magnitude("ntk_change_bound")(metric, row) / relative if relative else 0.0
+
+
 def _beside(metric: str, name: str) -> str:
     return f"{metric.partition('/')[0].removesuffix('_layers')}/{name}"
 
@@ -52,6 +64,9 @@ MAGNITUDES: dict[str, Callable[[str, Row], float]] = {
     "ntk_change": _one,
     "ntk_change_max": _one,
     "ntk_label_alignment": _one,
+    "theta_distance": _start,
+    "theta_distance_relative": _one,
+    "ntk_change_bound": _bound_of_change,
 }
 # The metrics with a logged error, and that error.
 ERRORS = {
@@ -66,6 +81,8 @@ ERRORS = {
     "certificate_ntk_margin": "ntk_lambda_min_floor",
     "certificate_ntk_ratio_bound": "ntk_lambda_min_floor",
 }
+# Multiples of the norms of the predictor's Hessian, whose relative error is no larger than the relative residual.
+HESSIANS = ("linearity_b", "linearity_kappa", "linearity_hessian_to_kernel")
 # Quotients by λ_min, whose relative error is that of λ_min.
 QUOTIENTS = ("ntk_condition_number", "ntk_crossover")
 
@@ -81,9 +98,16 @@ def agree(metric: str, cpu: Row, device: Row) -> bool:
         allowed = ROUNDING * max(abs(a), abs(b))
     if name in ERRORS:
         allowed += sum(_magnitude(ERRORS[name])(metric, row) for row in (cpu, device))
+    if name in HESSIANS:
+        allowed += abs(a) * sum(_residual_share(metric, row) for row in (cpu, device))
     if name in QUOTIENTS:
         allowed += abs(a) * sum(_floor_share(metric, row) for row in (cpu, device))
     return abs(a - b) <= allowed
+
+
+def _residual_share(metric: str, row: Row) -> float:
+    norm = _magnitude("predictor_hessian_norm")(metric, row)
+    return _magnitude("predictor_hessian_norm_residual")(metric, row) / norm if norm else 0.0
 
 
 def _floor_share(metric: str, row: Row) -> float:
