@@ -217,7 +217,13 @@ def _one_by_one(
     for i, h in itertools.product(range(n), range(k)):
         with LossHessian(parameters, [partial(output, i, h)]) as hessian:
             start = _starts(1, hessian.space)[0]
-            options = {"which": "magnitude", "tol": tol, "error": tol**2, "max_products": max_hvps, "basis": _BASIS}
+            options: dict[str, Any] = {
+                "which": "magnitude",
+                "tol": tol,
+                "error": tol**2,
+                "max_products": max_hvps,
+                "basis": _BASIS,
+            }
             pair = lanczos(hessian.__matmul__, start, **options)
         norms[i, h], residuals[i, h] = abs(pair.value), pair.residual
         products += pair.products
