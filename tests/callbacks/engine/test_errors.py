@@ -165,7 +165,7 @@ def test_without_a_predictor_the_loss_is_measured():
         NormTheory(on_error="raise"),
         Functional("wn"),
         loader(collate_fn=as_dict),
-        r"leaves out ntk_lambda_min, rademacher_bound, progressive_error_bound\..*"
+        r"leaves out ntk_lambda_min, linearity_b, rademacher_bound, progressive_error_bound\..*"
         r"no call of forward or of a submodule.*Pass predict=lambda module, batch: module\(batch\['image'\]\)\."
         r" A batch is a dict \{'image': Tensor \(8, 6\)",
     )

@@ -51,9 +51,11 @@ def test_a_failing_diagnostic_logs_nan_and_spares_the_others():
     messages = [str(w.message) for w in caught if "no such kernel" in str(w.message)]
     assert [message.split()[0].removeprefix("normtheory/") for message in messages] == [
         "ntk_lambda_min",
+        "weightnorm_displacement_g",
         "certificate_rate_measured",
         "theorems",
         "mean_predictor_grad_norm_sq",
+        "linearity_b",
         "rademacher_bound",
         "progressive_error_bound",
     ]

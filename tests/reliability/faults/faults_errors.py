@@ -19,6 +19,7 @@ from lightning_normtheory.callbacks.hessian_top_eigenvalue import HessianTopEige
 from lightning_normtheory.callbacks.min_weight_norm import MinWeightNormDiagnostic
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic
 from lightning_normtheory.callbacks.output import fit_end, progress_bar
+from lightning_normtheory.callbacks.progressive_bound import ProgressiveBoundDiagnostic
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
 from lightning_normtheory.callbacks.weightnorm_theory import WeightNormTheoryDiagnostic
@@ -66,6 +67,7 @@ DIAGNOSTICS: dict[type[Diagnostic], Known] = {
     BatchNormTheoryDiagnostic: Known("batchnorm_epsilon", ("batchnorm", "layers/batchnorm")),
     WeightNormTheoryDiagnostic: Known("weightnorm_displacement_g", ("weightnorm", "dgm"), ("weightnorm", "dgm")),
     RademacherBoundDiagnostic: Known("rademacher_bound", ("rademacher", "generalization", "population")),
+    ProgressiveBoundDiagnostic: Known("progressive_error_bound", ("progressive",)),
     ConvergenceCertificateDiagnostic: Known(
         "certificate_rate_measured", ("certificate", "rho", *CONDITION), ("certificate_rate", "rho")
     ),

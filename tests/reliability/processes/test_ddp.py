@@ -8,7 +8,13 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, NTKLeastEigenvalue, RSCRatio
+from lightning_normtheory.callbacks import (
+    HessianTopEigenvalue,
+    NormTheory,
+    NTKLeastEigenvalue,
+    ProgressiveBound,
+    RSCRatio,
+)
 
 from reliability.processes.process_runs import Fingerprint
 from support.lit import Classifier, Stream, loader, rows, tensors, trainer
@@ -131,6 +137,20 @@ def test_a_step_that_waits_for_the_other_process(tmp_path):
     fit = trainer([callback], max_epochs=1, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
     fit.fit(Waiting("wn"), loader(48))
     assert math.isfinite(rows(tmp_path)[0]["normtheory/rsc_ratio"])
+
+
+@pytest.mark.slow
+def test_the_batches_of_a_step_are_one_draw_of_the_progressive_bound(tmp_path):
+    """Equal samples, weights that stand still: every batch has the same loss."""
+    x, y = (value[:1].repeat_interleave(48, 0) for value in tensors(2))
+    module = StandingStill("wn")
+    loss = torch.nn.functional.cross_entropy(module(x), y)
+    callback = ProgressiveBound(on_error="raise", probe=8)
+    fit = trainer([callback], max_epochs=2, strategy="ddp_fork", devices=2, default_root_dir=tmp_path)
+    fit.fit(module, DataLoader(TensorDataset(x, y), 8, shuffle=True))
+    for row in rows(tmp_path).values():
+        assert row["normtheory/progressive_batches"] == 2  # of three steps, without the last
+        assert row["normtheory/progressive_derivative"] == pytest.approx(-math.expm1(-float(loss.detach())), rel=1e-6)
 
 
 class FailsToReadOnRankOne(TensorDataset):
