@@ -47,7 +47,7 @@ def lin_form(problem: Problem) -> tuple[str, ...]:
         >>> from lightning_normtheory.theorems.problem import network_problem
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 1, bias=False))
         >>> lin_form(network_problem(net, torch.randn(2, 3)))
-        ("no factor 1/√(fan-in) ('0', '2')",)
+        ('no factor 1/√(fan-in) (0, 2)',)
     """
     unknown = [step.reason for step in walk(problem.output) if isinstance(step, Opaque)]
     if unknown:
@@ -126,7 +126,7 @@ class _Form:
         layer = after.value
         assert isinstance(layer, Affine)
         before = _bare(layer.source)
-        name = repr(layer.origin.name.removesuffix(".weight"))
+        name = layer.origin.name.removesuffix(".weight")
         self.layers.append(layer)
         for problem in (*after.problems, *before.problems):
             self._add(problem, name)
@@ -169,7 +169,7 @@ class _Form:
         elif isinstance(value, Sum) and _is_addition(value):
             self._skip(value)
         elif isinstance(value, Affine):
-            self._add("no activation after a layer", repr(value.origin.name.removesuffix(".weight")))
+            self._add("no activation after a layer", value.origin.name.removesuffix(".weight"))
             self._layer(_Bare(value, 1.0, ()))
         else:
             self._add(_WORDS.get(type(value), "values that are concatenated or subtracted"))
@@ -205,18 +205,18 @@ def _parameters(form: _Form, problem: Problem) -> Iterator[str]:
     for layer in form.layers:
         origin, name = layer.origin, layer.origin.name.removesuffix(".weight")
         if origin.kind in ("weight_norm", "computed"):
-            yield f"weights that are computed, by WeightNorm or otherwise ({name!r})"
+            yield f"weights that are computed, by WeightNorm or otherwise ({name})"
         elif not all(tensor.requires_grad for tensor in origin.tensors):
-            yield f"weights that are not trained ({name!r})"
+            yield f"weights that are not trained ({name})"
         for tensor in origin.tensors:
             if tensor.data_ptr() in used:
-                yield f"layers that share their weights ({used[tensor.data_ptr()]!r} and {name!r})"
+                yield f"layers that share their weights ({used[tensor.data_ptr()]} and {name})"
             used[tensor.data_ptr()] = name
     known = {id(tensor) for layer in form.layers for tensor in layer.origin.tensors}
     known |= {id(t) for layer in form.layers if layer.bias_origin for t in layer.bias_origin.tensors}
     others = [name for name, parameter in problem.trained.items() if id(parameter) not in known]
     if others:
-        yield f"trained parameters outside the layers ({others[0]!r})"
+        yield f"trained parameters outside the layers ({others[0]})"
 
 
 def _activations(form: _Form) -> Iterator[str]:

@@ -106,10 +106,10 @@ DIFFERENT = {
     "no bounded first": (lambda: chain(sigma=(nn.ReLU, nn.ReLU)), (3,)),
     "different activations (": (lambda: chain(sigma=(nn.Tanh, nn.Sigmoid)), (3,)),
     "different widths (8, 4)": (lambda: chain(widths=(8, 4)), (3,)),
-    "a bias ('1')": (lambda: chain(bias=True), (3,)),
+    "a bias (1)": (lambda: chain(bias=True), (3,)),
     "the output layer is not linear (tanh": (lambda: residual(after=torch.tanh), (3,)),
     "the output layer is not linear (LogSoftmax": (lambda: nn.Sequential(chain(), nn.LogSoftmax(1)), (3,)),
-    "no factor 1/√(fan-in) ('layers.second')": (lambda: residual(scale=1.0), (3,)),
+    "no factor 1/√(fan-in) (layers.second)": (lambda: residual(scale=1.0), (3,)),
     "skip connection from the input": (
         lambda: Applied(
             lambda x, a, head: head(torch.tanh(a(x) / 8**0.5) + x) / 8**0.5, a=linear(), head=linear(8, 1)), (8,)),
@@ -119,7 +119,7 @@ DIFFERENT = {
             lambda x, a, b, head: head(torch.tanh(b(h := torch.tanh(a(x) / 3**0.5)) / 8**0.5) - h) / 8**0.5,
             a=linear(3), b=linear(), head=linear(8, 1)), (3,)),
     "a sum of other than": (lambda: residual(branch=lambda z: z), (3,)),
-    "changes the number of pixels ('layers.second')": (lambda: convolutional(conv(padding=0), pixels=3), (2, 5)),
+    "changes the number of pixels (layers.second)": (lambda: convolutional(conv(padding=0), pixels=3), (2, 5)),
     "grouped or transposed": (lambda: convolutional(conv(groups=2)), (2, 5)),
     "average pooling": (lambda: convolutional(pool=lambda h: h.mean(2), pixels=1), (2, 5)),
     "max pooling": (
@@ -159,15 +159,15 @@ def test_a_difference_is_named(difference):
 def test_what_is_trained_matters():
     net = chain()
     net[1].requires_grad_(False)
-    assert differences(net, (3,)) == ("weights that are not trained ('1')",)
+    assert differences(net, (3,)) == ("weights that are not trained (1)",)
     shared = chain()
     extra = nn.Linear(8, 8, bias=False)
     extra.weight = shared[4].weight
     shared.insert(6, Times(8**-0.5)), shared.insert(7, extra), shared.insert(8, nn.Tanh())
-    assert differences(shared, (3,)) == ("layers that share their weights ('4' and '4')",)
+    assert differences(shared, (3,)) == ("layers that share their weights (4 and 4)",)
     beside = residual()
     beside.unused = nn.Parameter(torch.ones(1))
-    assert differences(beside, (3,)) == ("trained parameters outside the layers ('unused')",)
+    assert differences(beside, (3,)) == ("trained parameters outside the layers (unused)",)
 
 
 def test_the_experiments_networks_differ_as_the_paper_says():
