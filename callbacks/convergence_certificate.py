@@ -107,8 +107,8 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
     def _kernel_conditions(self, kernel: TangentKernel) -> dict[str, Condition]:
         conditions = {"ntk": ntk_condition(kernel.lambda_min, kernel.floor)}
         if self._dgm is not None:
-            regime = "dgm_v" if self._dgm.alpha <= 1 else "dgm_g"
-            conditions[regime] = dgm_condition(self._dgm, kernel.lambda_min)
+            regime = "dgm_v" if self._dgm.directions_dominate else "dgm_g"
+            conditions[regime] = dgm_condition(self._dgm, kernel.lambda_min, kernel.floor)
         return conditions
 
     def _radii(self, problem: Problem) -> dict[str, float]:

@@ -43,7 +43,8 @@ class Diagnostic:
         metrics: the metrics that it is expected to log, without the prefix. When a measurement fails, these and the
             metrics of the last measurement are logged as NaN.
         title: its name in one to three words, for the progress display.
-        reasons: why a metric of the last measurement is NaN or missing, as a clause, where the diagnostic knows it.
+        reasons: why a metric of the last measurement is NaN or missing, as a clause, where the diagnostic knows it; or
+            why a flag is 0.
         needs_probe: whether it uses samples; if not, any loader and any batch will do.
         needs_loss: whether it uses the loss of a batch.
         needs_outputs: whether it uses the outputs of a batch.

@@ -55,7 +55,7 @@ class GuardedCallback(ReportingCallback):
 
     def _measure_all(self, measurement: Measurement) -> dict[str, float]:
         """Return the metrics of all diagnostics."""
-        metrics: dict[str, float] = {}
+        metrics = measurement.metrics
         before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
         try:
             with self._progress(measurement.trainer) as progress:
@@ -66,7 +66,7 @@ class GuardedCallback(ReportingCallback):
             for diagnostic, state in before:
                 diagnostic.load_state_dict(state)
             raise
-        return metrics
+        return dict(metrics)
 
     def _measure_one(self, diagnostic: Diagnostic, measurement: Measurement) -> dict[str, float]:
         """Return the metrics of a diagnostic; NaN for each of its names if it fails."""
@@ -111,8 +111,10 @@ class GuardedCallback(ReportingCallback):
         reasons |= {name: late for name in diagnostic.since_start if late and name not in measured}
         reasons |= diagnostic.reasons
         self._explain(diagnostic, measured, reasons)
-        for reason in dict.fromkeys(reasons.values()):
-            name = next(name for name, why in reasons.items() if why == reason)
+        # A reason may also say why a flag is 0: that is no fault.
+        lacking = {name: why for name, why in reasons.items() if math.isnan(measured.get(name, math.nan))}
+        for reason in dict.fromkeys(lacking.values()):
+            name = next(name for name, why in lacking.items() if why == reason)
             message = f"{self.prefix}/{name} {'is NaN' if name in measured else 'is not logged'}: {reason}."
             self._warn_once(f"{name}, NaN or missing", message)
         return result

@@ -56,6 +56,7 @@ class Measurement:
         curvature: answers to the requests about the loss's Hessian, and the predictor's Hessian.
         kernels: tangent kernels.
         theory: what the theorems ask: structure, inputs, targets, recognized loss, step size.
+        metrics: what the diagnostics before this one have measured, by name.
         outputs_failure: why the outputs could not be computed for `rsc`.
     """
 
@@ -74,6 +75,7 @@ class Measurement:
         self.kernels = Kernels(function, facts)
         self.theory = TheoryInputs(function, facts)
         self._validation = validation
+        self.metrics: dict[str, float] = {}
         self.outputs_failure = ""
         self._strict = strict
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from lightning_normtheory.architecture.operations import Opaque, Operation, opaq
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.callbacks.measurement.batch_parts import other_tensors
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+from lightning_normtheory.callbacks.measurement.gradient_steps import gradient_steps
 from lightning_normtheory.callbacks.samples.batch_contents import describe
+from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.batches import joined
@@ -98,20 +100,7 @@ class TheoryInputs:
     @property
     def plain_learning_rate(self) -> float | None:
         """η of plain gradient steps θ − η∇L with one η for all parameters; ``None`` for anything else."""
-        function = self._function
-        theta = {id(p) for p in function.theta.values()}
-        optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer in function.trainer.optimizers]
-        optimizers = [each for each in optimizers if any(theta & _ids(group) for group in each.param_groups)]
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups if theta & _ids(group)]
-        plain = all(type(optimizer) is torch.optim.SGD for optimizer in optimizers) and not any(
-            group["momentum"] or group["weight_decay"] or group["maximize"] for group in groups
-        )
-        if not plain or function.trainer.gradient_clip_val:
-            return None
-        if not groups or not theta <= set.union(*map(_ids, groups)):
-            return None
-        rates = {float(group["lr"]) for group in groups}
-        return rates.pop() if len(rates) == 1 else None
+        return gradient_steps(self._function).rate
 
     def _record_forward(self) -> Operation:
         """Record the forward pass on the first samples of the probe."""
@@ -154,20 +143,43 @@ class TheoryInputs:
             data = some_samples(function.on_device(batch), batch.samples, slice(n))
             inputs, targets = function.possible_targets(data, batch, n)
             text = [] if targets else [x for x in other_tensors(data, [], n) if not x.is_floating_point()]
-            with function.without_graph():
-                with function.fresh(batch):
-                    if perturbed:
-                        self._perturb()
-                    loss = float(function.loss_on(data, batch.index).detach())
-                with function.fresh(batch):
-                    if perturbed:
-                        self._perturb()
-                    outputs = function.outputs(function.model, inputs).detach()
-            recognized = [identify_loss(loss, outputs, y.to(outputs.device)) for y in targets or text]
+            loss, outputs = self._evaluate(data, inputs, batch, perturbed)
+            evaluate = partial(self._evaluate_some, data, batch, n, perturbed) if targets else None
+            recognized = [identify_loss(loss, outputs, y.to(outputs.device), evaluate) for y in targets or text]
             unknown = "the loss is unknown: no targets can be told from the inputs in its batches"
             reason = recognized[0] if targets else unknown
-            found.append(next((each for each in recognized if isinstance(each, KnownLoss)), reason))
+            known = next((each for each in recognized if isinstance(each, KnownLoss)), reason)
+            if isinstance(known, KnownLoss) and known.summed:  # of these few samples; a measured batch has more
+                known = known._replace(scale=known.scale * batch.samples / n, summed=batch.samples)
+            found.append(known)
+            if isinstance(known, str):
+                break  # it is the same in all batches, or unknown
         return same_loss(found)
+
+    def _evaluate(self, data: Any, inputs: Any, batch: ProbeBatch, perturbed: bool) -> tuple[float, Tensor]:
+        """Return the loss and the outputs of some samples of a batch."""
+        function = self._function
+        with function.without_graph():
+            with function.fresh(batch):
+                if perturbed:
+                    self._perturb()
+                loss = float(function.loss_on(data, batch.index).detach())
+            with function.fresh(batch):
+                if perturbed:
+                    self._perturb()
+                outputs = function.outputs(function.model, inputs).detach()
+        return loss, outputs
+
+    def _evaluate_some(
+        self, data: Any, batch: ProbeBatch, n: int, perturbed: bool, which: Tensor
+    ) -> tuple[float, Tensor] | None:
+        """Return the loss and the outputs of those of n samples that have these indices; ``None`` if the step fails."""
+        part = some_samples(data, n, which.to(self._function.model.device))
+        try:
+            inputs, _ = self._function.possible_targets(part, batch, len(which))
+            return self._evaluate(part, inputs, batch, perturbed)
+        except Exception:  # noqa: BLE001  # of a step that needs whole batches: then the loss is not recognized
+            return None
 
     def _perturb(self) -> None:
         """Perturb the parameters, in the same way each time; the next reset restores them."""
@@ -281,7 +293,3 @@ class TheoryInputs:
             function.reset_state()
             network.norm.training = True  # use the statistics of these samples; `measuring` restores the flag
             return batchnorm_form(function.model, x.flatten(1), function.outputs(function.model, inputs))
-
-
-def _ids(group: Mapping[str, Any]) -> set[int]:
-    return {id(p) for p in group["params"]}

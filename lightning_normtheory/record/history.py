@@ -29,7 +29,8 @@ class Row(NamedTuple):
         metrics: of the callbacks with the history's prefix, which is removed; names of layers begin with ``layers/``.
         users: what the run logged itself, such as ``val_loss``.
         logged: all metrics by their full names, including those of other prefixes.
-        reasons: why metrics are NaN or missing; the main metric of a diagnostic stands for all metrics of it.
+        reasons: why metrics are NaN or missing; the main metric of a diagnostic stands for all metrics of it. Also why
+            a flag is 0.
     """
 
     epoch: int
@@ -44,6 +45,15 @@ class Row(NamedTuple):
     def measured(self) -> bool:
         """Whether there are metrics, other than that ``max_overhead`` skipped the measurement."""
         return len(self.metrics) > ("skipped" in self.metrics)
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """The reasons of metrics that are NaN or missing, not those why a flag is 0."""
+        return {
+            name: why
+            for name, why in self.reasons.items()
+            if find_metric(name).kind != "flag" or math.isnan(self.metrics.get(name, math.nan))
+        }
 
 
 @dataclass(frozen=True)
@@ -171,7 +181,7 @@ class History:
         """
         rows = [row for position, row in zip(self.positions, self.rows) if position >= since]
         undefined = [row for row in rows if math.isnan(row.metrics.get(name, math.nan))]
-        return "; then ".join(filter(None, dict.fromkeys(_reason(name, row.reasons) for row in undefined)))
+        return "; then ".join(filter(None, dict.fromkeys(_reason(name, row.lacking) for row in undefined)))
 
     def names(self) -> list[str]:
         """Return the names of all metrics, in the order of their first appearance."""
@@ -293,9 +303,7 @@ def _history(
             known.update({key: value for key, value in header.items() if value})
             of = header.get("settings", {})
             settings[of.get("callback", "")] = {**of, **{key: header[key] for key in ("samples",) if header.get(key)}}
-    theorems = [
-        TheoremStatus(row["theorem"], row["verdict"], tuple(row["reasons"])) for row in known.get("theorems", [])
-    ]
+    theorems = [TheoremStatus.from_dict(row) for row in known.get("theorems", [])]
     return History(
         path,
         known.get("run", path.parent.name),

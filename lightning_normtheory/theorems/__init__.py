@@ -1,6 +1,7 @@
 """Check which theorems apply to a network, and compute their bounds.
 
-* ``applicability``: the verdict on each theorem for a network (`applicable_theorems`).
+* ``verdicts``: the verdict on each theorem, assumption by assumption (`applicable_theorems`).
+* ``initialization``: whether weights are a Gaussian start.
 * ``problem``: the properties of a network, its samples and its loss that the theorems assume (`network_problem`).
 * ``losses``: the losses that the theorems cover, and how to recognize them.
 * ``chain_bounds``: Hessian, gradient and Lipschitz bounds of any smooth chain of layers, and α, β of its loss.
@@ -12,7 +13,6 @@
 """
 
 from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
-from lightning_normtheory.theorems.applicability import applicable_theorems
 from lightning_normtheory.theorems.chain_bounds import NetworkConstants, loss_constants, network_constants
 from lightning_normtheory.theorems.complexity import Complexity, network_complexity
 from lightning_normtheory.theorems.descent import LossState, guaranteed_step, mean_gradient_condition
@@ -50,6 +50,7 @@ from lightning_normtheory.theorems.papers.wn_generalization import (
 )
 from lightning_normtheory.theorems.problem import Problem, network_problem
 from lightning_normtheory.theorems.progressive import ErrorBound, progressive_bound
+from lightning_normtheory.theorems.verdicts import applicable_theorems
 
 __all__ = [
     "BatchNormForm",

@@ -204,13 +204,19 @@ def ntk_condition(lambda_min: float, floor: float) -> Condition:
     return Condition(lambda_min - floor)
 
 
-def dgm_condition(form: DGMForm, lambda_min: float) -> Condition:
+def dgm_condition(form: DGMForm, lambda_min: float, floor: float = 0.0) -> Condition:
     """Check λ_min(Λ) > λ₀/(2α²) for α ≤ 1 (V regime) or λ_min(Λ) > μ₀/2 for α > 1 (G regime).
 
-    DGM, Theorems 4.1 and 4.2, prove this for networks that are wide enough, and convergence follows from it.
+    DGM, Theorems 4.1 and 4.2, prove this for networks that are wide enough, and convergence follows from it. It counts
+    only beyond rounding: with parallel samples both sides are zero.
+
+    Args:
+        floor: the numerical error of ``lambda_min``.
 
     Example:
         >>> dgm_condition(DGMForm(1.0, 0.4, 0.1, 0.0), 0.25).holds
         True
+        >>> dgm_condition(DGMForm(1.0, 0.0, 0.0, 1e-15), 1e-16, 1e-15).holds
+        False
     """
-    return Condition(lambda_min - form.threshold)
+    return Condition(lambda_min - floor - form.threshold - form.threshold_error)

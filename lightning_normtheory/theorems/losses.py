@@ -1,7 +1,7 @@
 """The losses that the theorems cover, and how to recognize them by their values."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,8 @@ __all__ = ["KnownLoss", "as_targets", "identify_loss", "same_loss"]
 
 # Outputs that are converted to float64 at once.
 _PIECE = 2**20
+# Relative difference of equal values in float32.
+_CLOSE = 1e-4
 
 
 class KnownLoss(NamedTuple):
@@ -22,12 +24,15 @@ class KnownLoss(NamedTuple):
 
     Attributes:
         name: ``"square"``: (s/n) Σ_i ‖y_i − f(x_i)‖², ``"cross_entropy"`` or ``"logistic"``.
-        scale: s: 1 in the papers, 1/k for `torch.nn.MSELoss`, ½ for half the square loss; for the logistic loss
+        scale: s: 1 in WN and RSC, 1/k for `torch.nn.MSELoss`, any number in general; for the logistic loss
             s Σ_h ln(1 + exp(−y_h f_h)), 1/k for `torch.nn.BCEWithLogitsLoss`.
         largest_target: max |y_ih| over the samples, for the square loss.
         classes: the number of classes, for the cross entropy.
         terms: the number of terms of a sample's loss: positions (pixels, tokens) whose mean the cross entropy is, or
             outputs k of the logistic loss.
+        summed: 0 for a mean over the samples; for a sum over a batch, the number b of its samples. ``scale`` is then
+            that of the mean over the same batch, b times that of the sum: DGM's ½Σ_i(f(x_i) − y_i)² has s = b/2. Rates
+            and guaranteed steps are for batches of this size.
     """
 
     name: str
@@ -35,6 +40,7 @@ class KnownLoss(NamedTuple):
     largest_target: float = 0.0
     classes: int = 0
     terms: int = 1
+    summed: int = 0
 
     @property
     def is_square(self) -> bool:
@@ -96,7 +102,11 @@ class KnownLoss(NamedTuple):
         return math.log(self.classes) if self.name == "cross_entropy" else self.scale * self.terms * math.log(2)
 
 
-def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss | str:
+# The loss and the outputs of some of the samples, in a batch of their own; ``None`` if they cannot be computed.
+Evaluate = Callable[[Tensor], tuple[float, Tensor] | None]
+
+
+def identify_loss(value: float, outputs: Tensor, targets: Tensor, evaluate: Evaluate | None = None) -> KnownLoss | str:
     """Find the loss that has this value on these samples, or return the reason why none has.
 
     Logarithms of probabilities are their own logits: their NLL loss is a cross entropy. Outputs are converted to
@@ -109,18 +119,27 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss |
             outputs on their second axis (n, classes, …), on their last (n, …, classes), or with all positions in rows
             (n·positions, classes). Tokens (n, T) or (n, T + 1) may also be the text of which outputs (n, T, classes)
             predict the next token.
+        evaluate: evaluates the loss on some of the samples, given by their indices. With it, the constant s of a square
+            or logistic loss may be any number, and the loss may be a sum over the batch: s is accepted if it is the
+            same on all samples, on those with the largest residuals, and on the others.
 
     Example:
         >>> f, y = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])
         >>> identify_loss(2.0, f, y)
-        KnownLoss(name='square', scale=1.0, largest_target=1.0, classes=0, terms=1)
+        KnownLoss(name='square', scale=1.0, largest_target=1.0, classes=0, terms=1, summed=0)
         >>> identify_loss(float(F.nll_loss(f.log_softmax(1), y)), f, y)
-        KnownLoss(name='cross_entropy', scale=1.0, largest_target=0.0, classes=2, terms=1)
+        KnownLoss(name='cross_entropy', scale=1.0, largest_target=0.0, classes=2, terms=1, summed=0)
     """
     outputs, targets = outputs.detach(), targets.detach().to(device_for_float64(outputs.device))
-    for loss, found in _losses_of_numbers(outputs.reshape(len(outputs), -1), targets):
-        if _equal(found, value):
-            return loss
+    of_numbers = _per_sample_losses(outputs.reshape(len(outputs), -1), targets)
+    for loss, each in of_numbers:
+        if _equal(loss.scale * float(each.mean()), value):
+            # Half the sum over two samples is their mean: only another number of samples tells them apart.
+            ambiguous = _equal_to_a_sum(value, of_numbers)
+            return (_scaled_loss(value, of_numbers, targets, evaluate) or loss) if ambiguous else loss
+    scaled = _scaled_loss(value, of_numbers, targets, evaluate)
+    if scaled is not None:
+        return scaled
     reasons: list[str] = []
     for each in _logits(outputs, targets):
         classes = each.rows.shape[1]
@@ -145,14 +164,15 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor) -> KnownLoss |
 
 def _equal(found: float, value: float) -> bool:
     # Wide enough for float32 sums, and too narrow for two of these losses to agree by chance.
-    return value > 0 and math.isclose(found, value, rel_tol=1e-4)
+    return value > 0 and math.isclose(found, value, rel_tol=_CLOSE)
 
 
-def _losses_of_numbers(outputs: Tensor, targets: Tensor) -> Iterator[tuple[KnownLoss, float]]:
-    """Yield losses of outputs (n, k) and targets that are numbers, or classes as unit vectors, with their values."""
+def _per_sample_losses(outputs: Tensor, targets: Tensor) -> list[tuple[KnownLoss, Tensor]]:
+    """Return losses of outputs (n, k) and targets that are numbers, or classes as unit vectors, each with its usual
+    scales and with the values (n,) at scale 1."""
     n, k = outputs.shape
     if targets.dim() == 0 or len(targets) != n:
-        return
+        return []
     rows = max(1, _PIECE // k)
 
     def pieces() -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -164,21 +184,71 @@ def _losses_of_numbers(outputs: Tensor, targets: Tensor) -> Iterator[tuple[Known
     largest, low, high, signs = 0.0, math.inf, -math.inf, True
     for f, y in pieces():
         if y is None:
-            return
+            return []
         squares.append((f - y).square().sum(1))
         largest, low, high = max(largest, float(y.abs().max())), min(low, float(y.min())), max(high, float(y.max()))
         signs = signs and bool((y.abs() == 1).all())
-    square = float(torch.cat(squares).mean())
-    for scale in dict.fromkeys((1.0, 1.0 / k, 0.5, 0.5 / k)):
-        yield KnownLoss("square", scale, largest), scale * square
+    square = torch.cat(squares)
+    found = [(KnownLoss("square", scale, largest), square) for scale in dict.fromkeys((1.0, 1.0 / k, 0.5, 0.5 / k))]
     if signs or (low >= 0 and high <= 1):
-        logistic = [
-            F.binary_cross_entropy_with_logits(f, (y + 1) / 2 if signs else y, reduction="none").sum(1)
-            for f, y in pieces()
-            if y is not None
-        ]
-        for scale in dict.fromkeys((1.0 / k, 1.0)):
-            yield KnownLoss("logistic", scale, terms=k), scale * float(torch.cat(logistic).mean())
+        pairs = ((f, (y + 1) / 2 if signs else y) for f, y in pieces() if y is not None)
+        logistic = torch.cat([F.binary_cross_entropy_with_logits(f, y, reduction="none").sum(1) for f, y in pairs])
+        found += [(KnownLoss("logistic", scale, terms=k), logistic) for scale in dict.fromkeys((1.0 / k, 1.0))]
+    return found
+
+
+def _equal_to_a_sum(value: float, of_numbers: list[tuple[KnownLoss, Tensor]]) -> bool:
+    return any(len(each) > 1 and _equal(loss.scale * float(each.sum()), value) for loss, each in of_numbers)
+
+
+def _scaled_loss(
+    value: float, of_numbers: list[tuple[KnownLoss, Tensor]], targets: Tensor, evaluate: Evaluate | None
+) -> KnownLoss | None:
+    """Infer the constant of a square or logistic loss that is a mean or a sum over the batch."""
+    if evaluate is None:
+        return None
+    for name in dict.fromkeys(loss.name for loss, _ in of_numbers):
+        loss, whole = next((loss, each) for loss, each in of_numbers if loss.name == name)
+        n, order = len(whole), whole.argsort(descending=True).cpu()
+        if n < 2 or not math.isfinite(value) or value <= 0 or not bool(torch.isfinite(whole).all()):
+            continue
+        points = [(value, whole)]
+        for which in (order[: max(n // 3, 1)], order[max(n // 3, 1) :]):
+            if (evaluated := evaluate(which)) is None:
+                return None
+            outputs = evaluated[1].detach().reshape(len(which), -1)
+            same = _per_sample_losses(outputs, targets[which.to(targets.device)])
+            points += [(evaluated[0], each) for of, each in same if of.name == name][:1]
+        if len(points) == 3 and (found := _common_scale(points)):
+            scale, summed = found
+            return loss._replace(scale=scale * n if summed else scale, summed=n if summed else 0)
+    return None
+
+
+def _common_scale(points: list[tuple[float, Tensor]]) -> tuple[float, bool] | None:
+    """Return the s with value = s·mean (or s·sum) on all points, and whether it is the sum.
+
+    A term beside the loss, such as a regularizer, changes s the less the nearer the means are to one another: then s
+    must agree to more digits.
+
+    Example:
+        >>> losses = torch.tensor([4.0, 1.0, 1.0], dtype=torch.float64)
+        >>> points = [(3.0, losses), (2.0, losses[:1]), (1.0, losses[1:])]
+        >>> _common_scale(points)
+        (0.5, True)
+        >>> _common_scale([(value + 0.01, each) for value, each in points])
+    """
+    means = [float(each.mean()) for _, each in points]
+    if not min(means) > 0:
+        return None
+    tolerance = _CLOSE * min(1.0, 2 * (1 - min(means) / max(means)))
+    if tolerance < _CLOSE / 50:  # of the order of rounding in float32
+        return None
+    for summed in (False, True):
+        scales = [value / mean / (len(each) if summed else 1) for (value, each), mean in zip(points, means)]
+        if max(scales) - min(scales) <= tolerance * abs(scales[0]) and scales[0] > 0:
+            return scales[0], summed
+    return None
 
 
 class _Logits(NamedTuple):
@@ -223,15 +293,19 @@ def same_loss(found: Sequence[KnownLoss | str]) -> KnownLoss | str:
 
     Example:
         >>> same_loss([KnownLoss("square", 1.0, 0.1), KnownLoss("square", 1.0, 50.0)])
-        KnownLoss(name='square', scale=1.0, largest_target=50.0, classes=0, terms=1)
+        KnownLoss(name='square', scale=1.0, largest_target=50.0, classes=0, terms=1, summed=0)
     """
     reasons = [each for each in found if isinstance(each, str)]
     known = [each for each in found if not isinstance(each, str)]
     if reasons or not known:
         return reasons[0] if reasons else "the loss is not known"
-    if len({each._replace(largest_target=0.0) for each in known}) > 1:
+    first = known[0]
+    if any(each.summed != first.summed for each in known) and all(each.summed for each in known):
+        return "the loss is a sum over the batch, and batches differ in size"
+    alike = {each._replace(largest_target=0.0, scale=1.0) for each in known}
+    if len(alike) > 1 or not all(math.isclose(each.scale, first.scale, rel_tol=2 * _CLOSE) for each in known):
         return "the loss differs between batches"
-    return known[0]._replace(largest_target=max(each.largest_target for each in known))
+    return first._replace(largest_target=max(each.largest_target for each in known))
 
 
 def as_targets(outputs: Tensor, targets: Tensor) -> Tensor | None:

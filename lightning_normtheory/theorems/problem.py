@@ -160,9 +160,18 @@ def network_problem(
             with torch.no_grad():
                 outputs = model(x)
                 if isinstance(outputs, Tensor):
-                    known = identify_loss(float(loss(outputs, y)), outputs, y)
+                    known = _identified(outputs, y, loss)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return Problem(output, (float(norms.min()), float(norms.max())), known, trained)
+
+
+def _identified(outputs: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> KnownLoss | str:
+    def evaluate(which: Tensor) -> tuple[float, Tensor]:
+        part = which.to(outputs.device)
+        return float(loss(outputs[part], y[part.to(y.device)])), outputs[part]
+
+    countable = y.dim() > 0 and len(y) == len(outputs)
+    return identify_loss(float(loss(outputs, y)), outputs, y, evaluate if countable else None)
 
 
 def input_norms(x: Tensor) -> Tensor:

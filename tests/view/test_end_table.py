@@ -75,8 +75,41 @@ def test_everything_at_once():
         "ΔK                        0.340     0.340",
         "generalization gap      0.00120    0.0176   bound 6.2e+05 (vacuous)",
         "Rademacher bound           12.0      12.0   max ‖x‖ = 1",
-        "theorems that apply: WN, Theorem 5.1 (generalized); WN, Theorem 6.1",
+        "theorems that apply: WN, Theorem 6.1",
+        "in a generalized form only: WN, Theorem 5.1",
     ]
+
+
+FITS = (
+    TheoremStatus("WN, Theorem 5.1 (optimization)", "fits"),
+    TheoremStatus("RSC, Theorems 5.1 to 5.3 (optimization)", "fits"),
+    TheoremStatus("BN, Theorem 2.1 (two-layer ReLU)", "does not apply", ("no BatchNorm",)),
+)
+
+
+def judged(*flags):
+    """A run of which WN's theorem is judged by these flags, and RSC's never holds."""
+    rows = [
+        Row(
+            epoch,
+            epoch,
+            0.0,
+            {"loss": 1.0, "theorem__wn_5_1": flag, "theorem__rsc_5_1": 0.0},
+            {},
+            reasons={"theorem__rsc_5_1": "α = -3"} | ({} if flag else {"theorem__wn_5_1": f"α = -{epoch + 1}"}),
+        )
+        for epoch, flag in enumerate(flags)
+    ]
+    return end_table(History(Path(), "demo/1", "normtheory", theorems=FITS, rows=rows)).splitlines()[-2:]
+
+
+def test_a_theorem_applies_where_network_and_run_fit():
+    others = "network fits, run does not: RSC, Theorems 5.1 to 5.3 (α = -3)"
+    assert judged(1.0, 1.0) == ["theorems that apply: WN, Theorem 5.1", others]
+    assert judged(0.0, 1.0, 1.0) == ["theorems that apply: WN, Theorem 5.1 (in epochs 1 to 2)", others]
+    assert judged(1.0, 0.0, 1.0) == ["theorems that apply: WN, Theorem 5.1 (in epoch 0, epoch 2)", others]
+    failing = "network fits, run does not: WN, Theorem 5.1 (α = -2); RSC, Theorems 5.1 to"
+    assert judged(0.0, 0.0) == [failing, "    5.3 (α = -3)"]
 
 
 def test_what_was_not_measured_has_no_line():

@@ -34,6 +34,13 @@ METRICS = (
         "margin of certificate_dgm_g, negative if it fails",
         "kernel_margin",
     ),
+    _keep_min(
+        "theorem__*",
+        "applies",
+        "1 if network and run fit the theorem, as far as can be checked",
+        "theorems",
+        kind="flag",
+    ),
     _keep_max(
         "certificate_alpha",
         "α",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.linalg.spectrum import largest_eigenvalue, smallest_eigenvalue
 from lightning_normtheory.model.layers import weight_norm_parameters
+from lightning_normtheory.theorems.initialization import why_not_gaussian
 
 __all__ = ["DGMForm", "InfiniteWidthKernels", "dgm_form", "infinite_width_kernels"]
 
@@ -61,19 +62,48 @@ class DGMForm(NamedTuple):
         lambda_0: λ_min(V∞).
         mu_0: λ_min(G∞).
         floor: error bound of both eigenvalues.
-        threshold: lower bound of λ_min of the tangent kernel during training of a wide enough network: λ₀/(2α²) for
-            α ≤ 1 (DGM, Theorem 4.1), μ₀/2 for α > 1 (Theorem 4.2).
+        width: m.
+        samples: n, on which λ₀ and μ₀ are computed.
+        inputs: d.
+        x_norm: max ‖x_i‖.
+        parallel: which samples are parallel or zero; empty if none are.
+        start: why the directions are not a start v ~ N(0, α²I); empty if no reason is known.
+        enough: whether there are enough weights to tell.
     """
 
     alpha: float
     lambda_0: float
     mu_0: float
     floor: float
+    width: int = 0
+    samples: int = 0
+    inputs: int = 0
+    x_norm: float = math.nan
+    parallel: str = ""
+    start: str = ""
+    enough: bool = True
+
+    @property
+    def directions_dominate(self) -> bool:
+        """Whether α ≤ 1, so that Theorem 4.1 is the one of the regime; for α > 1 it is Theorem 4.2.
+
+        α is measured, so a network with α = 1 has it up to rounding.
+        """
+        return self.alpha <= 1 + 1e-6
 
     @property
     def threshold(self) -> float:
-        # α is measured, so a network with α = 1 has it up to rounding.
-        return self.lambda_0 / (2 * self.alpha**2) if self.alpha <= 1 + 1e-6 else self.mu_0 / 2
+        """Lower bound of λ_min of the tangent kernel during training of a wide enough network: λ₀/(2α²) for α ≤ 1 (DGM,
+        Theorem 4.1), μ₀/2 for α > 1 (Theorem 4.2)."""
+        return self._halved(self.lambda_0, self.mu_0)
+
+    @property
+    def threshold_error(self) -> float:
+        """Error bound of the threshold."""
+        return self._halved(self.floor, self.floor)
+
+    def _halved(self, of_directions: float, of_lengths: float) -> float:
+        return of_directions / (2 * self.alpha**2) if self.directions_dominate else of_lengths / 2
 
 
 def dgm_form(model: nn.Module, x: Tensor, outputs: Tensor) -> DGMForm | str:
@@ -115,4 +145,32 @@ def dgm_form(model: nn.Module, x: Tensor, outputs: Tensor) -> DGMForm | str:
     V, G, H = infinite_width_kernels(x)
     scale = largest_eigenvalue(H)
     floor = len(x) * torch.finfo(torch.float64).eps * scale
-    return DGMForm(float(alphas.mean()), smallest_eigenvalue(V, scale), smallest_eigenvalue(G, scale), floor)
+    alpha = float(alphas.mean())
+    return DGMForm(
+        alpha,
+        smallest_eigenvalue(V, scale),
+        smallest_eigenvalue(G, scale),
+        floor,
+        *v.shape[:1],
+        *x.shape,
+        float(to_float64(x).norm(dim=1).max()),
+        _parallel_samples(x),
+        *why_not_gaussian(v, alpha),
+    )
+
+
+def _parallel_samples(x: Tensor) -> str:
+    """Return a pair of samples that are multiples of each other, or a sample that is zero; empty if there are none."""
+    x = to_float64(x.detach())
+    norms = x.norm(dim=1)
+    if not bool((norms > 0).all()):
+        return f"sample {int(norms.argmin())} is zero"
+    unit = x / norms[:, None]
+    # The sine of the angle: the cosine loses half of the digits near ±1.
+    exact = "donot_use_mm_for_euclid_dist"
+    apart = torch.minimum(
+        torch.cdist(unit, unit, compute_mode=exact), torch.cdist(unit, -unit, compute_mode=exact)
+    ).fill_diagonal_(math.inf)
+    i, j = divmod(int(apart.argmin()), len(x))
+    # Samples in float32 are multiples up to its rounding.
+    return f"samples {i} and {j} are parallel" if float(apart[i, j]) < 1e-6 else ""

@@ -6,10 +6,11 @@ from typing import Any
 
 from lightning_normtheory.record.grouping import named
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.theorem_status import TheoremStatus
+from lightning_normtheory.record.theorem_status import Assumption, TheoremStatus
 from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.view.html.panels import Runs, format_range
 from lightning_normtheory.view.readings.reasons import missing
+from lightning_normtheory.view.readings.theorems import run_spans, verdict_in_words
 
 __all__ = ["reason_tables", "settings_groups", "theorem_tables"]
 
@@ -23,7 +24,7 @@ def theorem_tables(runs: Runs) -> list[dict[str, Any]]:
     return [
         {
             "runs": _group_title(group, groups),
-            "rows": [_theorem_row(column) for column in zip(*(history.theorems for _, history in group))],
+            "rows": [_theorem_row(group, place) for place in range(len(group[0][1].theorems))],
         }
         for group in groups
     ]
@@ -32,15 +33,41 @@ def theorem_tables(runs: Runs) -> list[dict[str, Any]]:
 def _without_numbers(theorems: Iterable[TheoremStatus]) -> tuple[Hashable, ...]:
     """Remove measured numbers, so that two runs of one network compare equal."""
     return tuple(
-        (status.theorem, status.verdict, tuple(_MEASURED.sub("", reason) for reason in status.reasons))
+        (
+            status.theorem,
+            status.verdict,
+            tuple(_MEASURED.sub("", reason) for reason in status.reasons),
+            tuple((each.name, each.state) for each in status.assumptions),
+        )
         for status in theorems
     )
 
 
-def _theorem_row(statuses: Sequence[TheoremStatus]) -> tuple[str, str, list[str]]:
+def _theorem_row(group: Runs, place: int) -> dict[str, Any]:
     """Merge the statuses of one theorem in several runs that differ only in measured numbers."""
-    theorem, verdict, _ = statuses[0]
-    return theorem, verdict, [_merged(reasons) for reasons in zip(*(status.reasons for status in statuses))]
+    statuses = [history.theorems[place] for _, history in group]
+    words = dict.fromkeys(verdict_in_words(history, history.theorems[place]) for _, history in group)
+    spans = [(name, run_spans(history, history.theorems[place])) for name, history in group]
+    return {
+        "theorem": statuses[0].theorem,
+        "verdict": " / ".join(words),
+        "kind": "does not apply" if statuses[0].verdict == "does not apply" else _kind(list(words)),
+        "reasons": [_merged(reasons) for reasons in zip(*(status.reasons for status in statuses))],
+        "assumptions": [_assumption(column) for column in zip(*(status.assumptions for status in statuses))],
+        "run": [(name if len(group) > 1 else "", found) for name, found in spans if found],
+    }
+
+
+def _kind(words: Sequence[str]) -> str:
+    if all(each.startswith("applies") for each in words):
+        return "applies"
+    return "generalized" if words == ["generalized"] else "fits"
+
+
+def _assumption(column: Sequence[Assumption]) -> Assumption:
+    """Merge one assumption of several runs."""
+    found = dict.fromkeys(each.found for each in column)
+    return column[0] if len(found) == 1 else column[0]._replace(found="different in each run")
 
 
 def _merged(reasons: Sequence[str]) -> str:

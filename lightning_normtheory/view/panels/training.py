@@ -89,6 +89,13 @@ PANELS = (
         detail=True,
     ),
     _optimization(
+        "theorems",
+        "Theorems whose network this is",
+        "Whether the run fits them, too: gradient descent on the whole training set, the step, α > 0. The table of the "
+        f"theorems has every assumption. {HOLDS}",
+        scale="linear",
+    ),
+    _optimization(
         "conditions",
         "Convergence conditions",
         f"Sufficient conditions for convergence that can be tested on this network. {HOLDS}",

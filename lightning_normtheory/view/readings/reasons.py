@@ -41,11 +41,11 @@ def missing(history: History) -> list[Missing]:
     """
     measured = history.measurements
     places: dict[str, dict[str, set[int]]] = {}
-    names = dict.fromkeys(name for row in measured for name in row.reasons)
+    names = dict.fromkeys(name for row in measured for name in row.lacking)
     for name in sorted(names, key=lambda name: _ORDER.get(find_metric(name).name, len(_ORDER))):
         for place, row in enumerate(measured):
-            if name in row.reasons:
-                places.setdefault(row.reasons[name], {}).setdefault(name, set()).add(place)
+            if name in row.lacking:
+                places.setdefault(row.lacking[name], {}).setdefault(name, set()).add(place)
     logged = set(history.names())
     found = []
     for why, by_name in places.items():

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import find_metric
+from lightning_normtheory.record.wording import join_names, sentence
 from lightning_normtheory.view.readings.phrases import Reading, at, number, percent, times, trend
 
 __all__ = ["READINGS"]
@@ -193,6 +194,21 @@ def _conditions(history: History) -> Reading | None:
     return Reading(finding, text.strip(), "note" if fails else "good")
 
 
+def _theorems(history: History) -> Reading | None:
+    flags = [name for name in history.names() if name.startswith("theorem__")]
+    if not flags:
+        return None
+    names = {f"theorem__{status.key}": status.short for status in history.theorems}
+    fitting = [names.get(name, name) for name in flags if history.last(name) == 1]
+    failing = [name for name in flags if history.last(name) != 1]
+    why = {names.get(name, name): history.rows[-1].reasons.get(name, "the run does not fit") for name in failing}
+    text = " ".join(sentence(f"{name}: {reason}") for name, reason in why.items())
+    if not fitting:
+        return Reading("The network fits a theorem, but the run does not.", text)
+    finding = "A theorem applies now, as far as can be checked."
+    return Reading(finding, " ".join([sentence(join_names(fitting)), text]).strip(), "note" if failing else "good")
+
+
 def _step(history: History) -> Reading | None:
     omega = history.last("certificate_omega")
     if math.isnan(omega):
@@ -232,4 +248,5 @@ READINGS = {
     "mean_gradient": _mean_gradient,
     "omega": _step,
     "conditions": _conditions,
+    "theorems": _theorems,
 }

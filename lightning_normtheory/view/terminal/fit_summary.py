@@ -10,6 +10,7 @@ from lightning_normtheory.record.history import History, Row
 from lightning_normtheory.record.metrics import METRICS, standard_error
 from lightning_normtheory.record.wording import sentence
 from lightning_normtheory.view.readings.reasons import missing
+from lightning_normtheory.view.readings.theorems import theorem_lines
 
 __all__ = ["end_table"]
 
@@ -40,7 +41,8 @@ def end_table(history: History, width: int = 80) -> str:
         text = sentence(f"– {one.what}{when}: {one.why}")
         lines += _fold(textwrap.shorten(text, 3 * width - 20, placeholder=" …").split(" "), width)
     if history.theorems:
-        lines += _fold(["theorems that apply:", *_listed(_theorems(history) or ["none"], ";")], width)
+        for words in theorem_lines(history):
+            lines += _fold([part for phrase in words for part in phrase.split(" ")], width)
     return "\n".join(lines)
 
 
@@ -70,13 +72,6 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _theorems(history: History) -> list[str]:
-    """Without what they are about; our own forms of them are called so."""
-    names = {status.theorem.partition(" (")[0]: status.verdict for status in history.theorems}
-    notes = {"applies": "", "generalized": " (generalized)"}
-    return [f"{name}{notes[verdict]}" for name, verdict in names.items() if verdict in notes]
 
 
 def _compare_hessian(last: Metrics, history: History) -> Iterator[str]:

@@ -1,0 +1,73 @@
+"""What the theorems ask about the steps of a run: plain gradient descent, on the whole training set."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+
+__all__ = ["GradientSteps", "gradient_steps"]
+
+
+class GradientSteps(NamedTuple):
+    """How a run steps.
+
+    Attributes:
+        rate: η of plain gradient steps θ − η∇L with one η for all parameters; ``None`` for anything else.
+        other: why the steps are something else; empty if they are not.
+        batches: why a step is not on the whole training set; empty if it is.
+        batch: the number of samples in a step; ``None`` if it is not known.
+    """
+
+    rate: float | None
+    other: str
+    batches: str
+    batch: int | None
+
+
+def gradient_steps(function: MeasuredFunction) -> GradientSteps:
+    """Find out how the run steps."""
+    rate, other = _rate(function)
+    batch = _samples_of_a_step(function)
+    n = function.training_samples
+    if batch is None or n is None:
+        batches = "the number of samples in a step is not known"
+    else:
+        batches = "" if batch >= n else f"mini-batches of {batch} of {n} samples"
+    return GradientSteps(rate, other, batches, batch)
+
+
+def _rate(function: MeasuredFunction) -> tuple[float | None, str]:
+    """Return η, or ``None`` and the reason why there is none."""
+    theta = {id(p) for p in function.theta.values()}
+    optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer in function.trainer.optimizers]
+    optimizers = [each for each in optimizers if any(theta & _ids(group) for group in each.param_groups)]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups if theta & _ids(group)]
+    names = [type(optimizer).__name__ for optimizer in optimizers if type(optimizer) is not torch.optim.SGD]
+    if names:
+        return None, f"the optimizer is {names[0]}, not gradient descent"
+    for option, name in (("momentum", "momentum"), ("weight_decay", "weight decay"), ("maximize", "maximization")):
+        if values := [group[option] for group in groups if group[option]]:
+            return None, name if values[0] is True else f"{name} of {values[0]:g}"
+    if function.trainer.gradient_clip_val:
+        return None, f"gradients are clipped to {function.trainer.gradient_clip_val:g}"
+    if not groups or not theta <= set.union(*map(_ids, groups)):
+        return None, "no optimizer has all the parameters"
+    rates = {float(group["lr"]) for group in groups}
+    return (rates.pop(), "") if len(rates) == 1 else (None, f"{len(rates)} learning rates, not one")
+
+
+def _samples_of_a_step(function: MeasuredFunction) -> int | None:
+    """Return the number of samples in a step, over all processes, if the batches have a size."""
+    trainer, n = function.trainer, function.training_samples
+    size = getattr(trainer.train_dataloader, "batch_size", None)
+    batches = trainer.num_training_batches
+    if not isinstance(size, int) or n is None or math.isinf(batches):
+        return None
+    return min(n, size * trainer.world_size * min(trainer.accumulate_grad_batches, int(batches)))
+
+
+def _ids(group: Mapping[str, Any]) -> set[int]:
+    return {id(p) for p in group["params"]}

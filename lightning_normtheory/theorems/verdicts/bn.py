@@ -1,0 +1,82 @@
+"""BN, Theorem 2.1."""
+
+import math
+
+import torch
+
+from lightning_normtheory.record.theorem_status import TheoremStatus
+from lightning_normtheory.theorems.papers.bn_form import BatchNormForm
+from lightning_normtheory.theorems.problem import Problem
+from lightning_normtheory.theorems.verdicts.chains import check_gaussian
+from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run, status
+
+__all__ = ["bn_steps", "two_layer_batch_norm"]
+
+
+def two_layer_batch_norm(facts: Facts, run: Run | None) -> TheoremStatus:
+    """Judge BN, Theorem 2.1, whose printed constants differ from those of the paper's proof."""
+    judge, form = Judge("network"), facts.batchnorm
+    theorem = "BN, Theorem 2.1 (two-layer ReLU)"
+    if isinstance(form, str):
+        judge.check("BN's network (Section 1.3)", form)
+        return status(theorem, judge, None if run is None else Judge("run"))
+    judge.check("BN's network (Section 1.3)", "", f"m = {len(form.v)}, ε_N = {form.epsilon_n:.3g}")
+    _check_network(judge, form, facts)
+    _check_start(judge, form)
+    of_run = None if run is None else bn_steps(run)
+    return status(theorem, judge, of_run, ["the printed constants differ from those of the paper's proof"])
+
+
+def _check_network(judge: Judge, form: BatchNormForm, facts: Facts) -> None:
+    largest = float(form.x_centered.norm(dim=1).max())
+    far = f"‖x̄‖ of the centered inputs reaches {largest:.3g}, but may be at most 1" if largest > 1.001 else ""
+    judge.check("‖x̄_i‖ ≤ 1", far, f"at most {largest:.3g}")
+    _check_loss(judge, facts.problem)
+    trained = {id(p) for p in facts.problem.trained.values()}
+    own = {"v": form.network.hidden.weight, "c": form.network.norm.weight, "a": form.network.head.weight}
+    frozen = [name for name, tensor in own.items() if tensor is not None and id(tensor) not in trained]
+    judge.check("a, c and V are trained", f"not trained: {', '.join(frozen)}" if frozen else "")
+    judge.check("no dropout", f"dropout in training ({', '.join(facts.dropout)})" if facts.dropout else "")
+    judge.check("y = ±1", "" if facts.signs is not None else "the labels do not have two classes")
+    if facts.margin is not None:
+        none = "" if facts.margin > 0 else "the margin γ_a + γ_c at initialization is 0"
+        judge.check("γ_a + γ_c > 0 (Assumption 1.2)", none, f"{facts.margin:.3g}")
+    found, width = facts.batchnorm_theorem, len(form.v)
+    if found is not None:
+        allowed = f"{found.width_lower:.2g} to {found.width_upper:.2g}"
+        wrong = "" if found.width_ok else f"the width is {width}, but must be {allowed}"
+        judge.check("m within [2²⁹ε_N³ ln^{3/2}(5nt/δ)/γ², δ exp(d/8)]", wrong, str(width))
+
+
+def _check_loss(judge: Judge, problem: Problem) -> None:
+    loss = problem.loss
+    other = loss if isinstance(loss, str) else "" if loss.name == "logistic" else "the loss is not the logistic loss"
+    if not other and not isinstance(loss, str) and not math.isclose(loss.scale, 1, rel_tol=1e-3):
+        other = f"the loss is {loss.scale:.3g} times the logistic loss"
+    judge.check("logistic loss ln(1 + exp(−yf))", other)
+
+
+def _check_start(judge: Judge, form: BatchNormForm) -> None:
+    width, d = form.v.shape
+    ones = bool(torch.allclose(form.c.detach(), torch.ones_like(form.c), rtol=1e-3))
+    judge.check("c = 1 at the start", "" if ones else "c is not 1 at the start")
+    check_gaussian(judge, "V_0 ~ N(0, 1/d)", {"V": (form.v, d**-0.5)}, needed=True)
+    check_gaussian(judge, "a_0 ~ N(0, 1/m)", {"a": (form.a, width**-0.5)}, needed=True)
+
+
+def bn_steps(run: Run) -> Judge:
+    """Judge SGD of one pass over fresh samples, one in each step, with the statistics of all samples."""
+    judge = Judge("run")
+    judge.check("steps θ − η∇ℓ_i", run.optimizer)
+    one = "" if run.batch == 1 else f"steps on {run.batch or 'an unknown number of'} samples, not on one"
+    judge.check("SGD: one sample in each step", one)
+    judge.check("μ and Σ of the whole training set", run.batches and f"BatchNorm has those of the batch: {run.batches}")
+    again = f"pass {run.epoch} over the same samples" if run.epoch > 1 else ""
+    judge.check("fresh samples: one pass", again)
+    name = "η = 1/(28ε_Nγ^{2/3}m^{1/3})"
+    if run.asked_rate is None or run.rate is None:
+        judge.unknown(name, "η is not known" if run.rate is None else "the margin is not known")
+    else:
+        equal = math.isclose(run.rate, run.asked_rate, rel_tol=1e-2)
+        judge.check(name, "" if equal else f"η is {run.rate:.3g}, not {run.asked_rate:.3g}", f"{run.rate:.3g}")
+    return judge

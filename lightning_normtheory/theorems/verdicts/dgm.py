@@ -1,0 +1,97 @@
+"""DGM, Theorems 4.1 and 4.2."""
+
+import math
+
+from lightning_normtheory.record.theorem_status import NOT_YET, TheoremStatus
+from lightning_normtheory.theorems.papers.dgm import DGMForm
+from lightning_normtheory.theorems.problem import Problem
+from lightning_normtheory.theorems.verdicts.chains import check_descent
+from lightning_normtheory.theorems.verdicts.facts import DELTA, Facts, Judge, Run, status
+
+__all__ = ["dgm_steps", "two_layer_relu"]
+
+_LARGEST_STEP = 1 / 3  # ηλ_max(Λ) of Theorem C.1
+
+
+def two_layer_relu(facts: Facts, run: Run | None) -> TheoremStatus:
+    """Judge DGM's theorem for the network's α: 4.1 if α ≤ 1, else 4.2."""
+    judge, form, problem = Judge("network"), facts.dgm, facts.problem
+    if isinstance(form, str):
+        judge.check("DGM's network (eq. (1.2))", form)
+        return status("DGM, Theorems 4.1 and 4.2 (two-layer ReLU)", judge, None if run is None else Judge("run"))
+    judge.check("DGM's network (eq. (1.2))", "", f"α = {form.alpha:.3g}, m = {form.width}")
+    start = "v_k(0) ~ N(0, α²I) (eq. (2.4))"
+    if form.start or form.enough:
+        judge.check(start, f"the start of v is not Gaussian: {form.start}" if form.start else "")
+    else:
+        judge.unknown(start, "there are too few weights to tell")
+    judge.check(
+        "‖x_i‖ ≤ 1 (Assumption 1)", "" if form.x_norm <= 1.001 else f"‖x‖ reaches {form.x_norm:.3g}, above 1",
+        f"at most {form.x_norm:.3g}",
+    )  # fmt: skip
+    judge.check("no two samples are parallel (Assumption 1)", form.parallel)
+    judge.check("d ≥ 50 (Assumption 2)", "" if form.inputs >= 50 else f"d is {form.inputs}, below 50", str(form.inputs))
+    _check_loss(judge, problem)
+    _check_width(judge, form, facts.samples)
+    dropped = f"dropout in training ({', '.join(facts.dropout)})" if facts.dropout else ""
+    judge.check("no dropout", dropped)
+    number, regime = ("4.1", "α ≤ 1") if form.directions_dominate else ("4.2", "α > 1")
+    of_run = None if run is None else dgm_steps(run)
+    return status(f"DGM, Theorem {number} (two-layer ReLU, {regime})", judge, of_run)
+
+
+def _check_loss(judge: Judge, problem: Problem) -> None:
+    loss = problem.loss
+    if isinstance(loss, str) or not loss.is_square:
+        judge.check("square loss", loss if isinstance(loss, str) else f"the loss is a {loss.name.replace('_', ' ')}")
+        return
+    judge.check("square loss", "")
+    own = loss.summed and math.isclose(loss.scale / loss.summed, 0.5, rel_tol=1e-3)
+    what = "a sum with the constant" if loss.summed else "a mean with the constant"
+    constant = loss.scale / max(loss.summed, 1)
+    judge.check(
+        "L = ½Σ_i(f(x_i) − y_i)² (eq. (2.5))", "" if own else f"the loss is {what} {constant:.3g}", needed=False
+    )
+    judge.unknown("‖y‖_∞ = O(1)", f"the largest |y| is {loss.largest_target:.3g}, and no constant is given")
+
+
+def _check_width(judge: Judge, form: DGMForm, samples: int | None) -> None:
+    """Give the widths that the theorems ask for, up to the constant that they do not print."""
+    n = form.samples if samples is None else samples
+    least, floor = (form.lambda_0 if form.directions_dominate else form.mu_0), form.floor
+    if n != form.samples:
+        judge.unknown("the width m = Ω(…)", f"the least eigenvalue is that of {form.samples} of {n} samples")
+        return
+    logarithm = math.log(n / DELTA)
+    if least <= floor:
+        judge.unknown("the width m = Ω(…)", "λ_min(V∞) or λ_min(G∞) is zero up to rounding")
+        return
+    if form.directions_dominate:
+        name, asked = "m = Ω(n⁴ log(n/δ)/λ₀⁴)", n**4 * logarithm / least**4
+    else:
+        name = "m = Ω(max(n⁴ log(n/δ)/(α⁴μ₀⁴), n² log(n/δ)/μ₀²))"
+        asked = max(n**4 * logarithm / (form.alpha * least) ** 4, n**2 * logarithm / least**2)
+    judge.unknown(name, f"m = {form.width}, {asked:.2g} up to a constant that is not given (δ = {DELTA})")
+
+
+def dgm_steps(run: Run) -> Judge:
+    """Judge gradient descent with η ≤ 1/(3‖Λ‖) (Theorem C.1); for another constant of the loss, η is rescaled."""
+    judge, loss = Judge("run"), run.loss
+    check_descent(judge, run)
+    name = "η‖Λ‖ ≤ 1/3 (Theorem C.1)"
+    if run.lambda_max is None:
+        judge.unknown(name, NOT_YET)
+    elif run.rate is None or isinstance(loss, str):
+        judge.unknown(name, "η is not known" if run.rate is None else "the loss is not known")
+    else:
+        # dL/df_i = 2s(f_i − y_i)/n; for the sum of a batch, s is the number of its samples times its constant.
+        value = run.rate * 2 * loss.scale / (loss.summed or run.samples or run.kernel_samples) * run.lambda_max
+        part = run.samples != run.kernel_samples
+        text = f"η‖Λ‖ = {value:.3g}" + (f" on {run.kernel_samples} samples only" if part else "")
+        if value > _LARGEST_STEP * (1 + 1e-6):
+            judge.check(name, f"{text}, above 1/3")
+        elif part:
+            judge.unknown(name, text)
+        else:
+            judge.check(name, "", text)
+    return judge

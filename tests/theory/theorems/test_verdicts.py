@@ -1,0 +1,179 @@
+"""Each assumption of each theorem: where only this one fails, the verdict names it and does not say "applies"."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_normtheory import applicable_theorems, empirical_ntk
+from lightning_normtheory.theorems.descent import dgm_condition
+from lightning_normtheory.theorems.initialization import why_not_gaussian
+from lightning_normtheory.theorems.papers.dgm import dgm_form
+
+from support.theory.theorem_cases import DGMNetwork, square, unit_samples
+from support.theory.verdict_cases import (
+    BN_CASES,
+    CASES,
+    RATE,
+    WIDTH,
+    bn,
+    dgm,
+    gaussian,
+    lin,
+    rsc,
+    run_with,
+    valued,
+    wn,
+)
+
+
+def judged(case, key, run=True):
+    rows = applicable_theorems(case.net, case.x, case.y, case.loss, case.run if run else None)
+    return next(row for row in rows if row.key == key)
+
+
+def failing(row):
+    return [each for part in ("network", "run") for each in row.failing(part)]
+
+
+@pytest.mark.parametrize("key", ["wn_5_1", "wn_6_1", "rsc_5_1", "dgm_4_1", "dgm_4_2", "lin_3_2"])
+def test_a_network_and_a_run_that_fit(key):
+    made = {"wn_5_1": wn, "wn_6_1": wn, "rsc_5_1": rsc, "lin_3_2": lin, "dgm_4_1": dgm}
+    case = made[key]() if key in made else dgm(alpha=3.0)
+    row = judged(case, key)
+    assert failing(row) == []
+    assert row.verdict == "applies"
+    unchecked = {each.name.split(" ")[0] for each in row.unchecked}
+    assert (
+        unchecked
+        == {
+            "wn_5_1": set(),
+            "wn_6_1": {"i.i.d."},
+            "rsc_5_1": set(),
+            "dgm_4_1": {"‖y‖_∞", "m"},
+            "dgm_4_2": {"‖y‖_∞", "m"},
+            "lin_3_2": {"m", "‖θ"},
+        }[key]
+    )
+    assert judged(case, key, run=False).verdict == "fits"  # without a run nothing applies
+
+
+IDS = [f"{key}-{name}-{found}" for key, _, name, found in CASES]
+
+
+@pytest.mark.parametrize(("key", "make", "name", "found"), CASES, ids=IDS)
+def test_the_only_assumption_that_fails_is_named(key, make, name, found):
+    row = judged(make(), key)
+    (wrong,) = failing(row)
+    assert wrong.name.startswith(name)
+    assert found in wrong.found
+    assert any(found in reason for reason in row.reasons)
+    assert row.verdict != "applies"
+    assert row.verdict == ("fits" if wrong.part == "run" else "does not apply" if wrong.needed else "generalized")
+
+
+@pytest.mark.parametrize(("make", "name", "found"), BN_CASES, ids=[case[1] or "as asked" for case in BN_CASES])
+def test_bn_never_applies_and_the_assumption_is_named(make, name, found):
+    row = judged(make(), "bn_2_1")
+    assert row.verdict == "does not apply"
+    others = [each for each in failing(row) if not each.name.startswith((WIDTH, RATE))]
+    assert [each.name[: len(name)] for each in others] == ([name] if name else [])
+    assert all(found in each.found for each in others)
+
+
+def test_what_bn_asks_beside_the_width():
+    """The width and the step are the only two that fail: no run in PyTorch reaches the width."""
+    assert [each.name.split(" ")[0] for each in failing(judged(bn(), "bn_2_1"))] == ["m", "η"]
+    case = bn()
+    asked = float(judged(case, "bn_2_1").failing("run")[0].found.split("not ")[1])
+    assert [each.name[:8] for each in failing(judged(run_with(case, rate=asked), "bn_2_1"))] == ["m within"]
+
+
+def test_what_cannot_be_checked_is_named_and_does_not_hold():
+    partly = judged(run_with(wn(), probe="measured on 4 of 8 samples"), "wn_5_1")
+    assert [each.name for each in partly.unchecked] == ["α > 0 (A3.1)"]
+    assert "α = 0.1, but measured on 4 of 8 samples" in partly.unchecked[0].found
+    few = judged(rsc(net=gaussian(width=32)), "rsc_5_1")
+    assert {each.name for each in few.unchecked} == {
+        "W_0 ~ N(0, σ₀²) with one σ₀ (Assumption 2)",
+        "v_0 is a random direction (Assumption 2)",
+    }
+    unmeasured = judged(run_with(wn(), values={"loss": 1.0}), "wn_5_1")
+    assert [each.name for each in unmeasured.unchecked] == ["α > 0 (A3.1)", "η < 2/β", "v within ρ₁ of v_0 (A3.2)"]
+    assert judged(run_with(wn(), values={}), "wn_5_1").verdict == "fits"  # before the first measurement
+
+
+def test_remark_4_1_is_a_note():
+    row = judged(rsc(net=gaussian(sigma=1.0)), "rsc_5_1")
+    assert row.verdict == "applies"
+    assert any("undesirable" in reason for reason in row.reasons)
+    assert not any("undesirable" in reason for reason in judged(rsc(), "rsc_5_1").reasons)
+
+
+def test_exp_is_smooth_with_unbounded_derivatives():
+    class Exp(nn.Module):
+        def forward(self, x):
+            return x.exp()
+
+    row = judged(lin(net=gaussian(sigma=1.0, head="normal", activation=Exp)), "lin_3_2")
+    assert [each.found for each in failing(row)] == ["the activation exp has unbounded derivatives"]
+
+
+def test_the_step_of_a_scaled_loss_is_rescaled():
+    """η‖Λ‖ of DGM's loss; a mean over 8 samples steps 2/8 as far, so its η may be 4 times as large."""
+    row = judged(run_with(dgm(loss=square), rate=1.3), "dgm_4_1")
+    step = next(each for each in row.assumptions if each.name.startswith("η‖Λ‖"))
+    assert (step.state, step.found) == ("holds", "η‖Λ‖ = 0.325")
+
+
+def test_a_gaussian_start_passes_and_others_do_not():
+    """200 Gaussian tensors of 4 sizes pass; uniform, truncated, heavy-tailed and shifted ones do not."""
+    generator = torch.Generator().manual_seed(0)
+    for n in (200, 300, 2000, 20000):
+        for _ in range(50):
+            z = 0.3 * torch.randn(n, generator=generator)
+            assert why_not_gaussian(z, 0.3) == ("", True)
+            assert why_not_gaussian(z) == ("", True)
+        z = torch.randn(10 * n, generator=generator)
+        others = [
+            torch.rand(n, generator=generator) - 0.5,
+            z[z.abs() < 2][: max(n, 1000)],
+            torch.randn(max(n, 2000), generator=generator) ** 3,
+            torch.randn(n, generator=generator).sign(),
+            torch.randn(n, generator=generator) + 1,
+        ]
+        assert all(why_not_gaussian(other)[0] for other in others)
+    assert why_not_gaussian(torch.zeros(300))[0]
+    assert why_not_gaussian(torch.tensor([math.nan] * 300))[0]
+    assert why_not_gaussian(torch.randn(20, generator=generator)) == ("", False)
+
+
+def test_the_number_of_cases():
+    assert len(CASES) + len(BN_CASES) >= 60
+    names = {(key, name) for key, _, name, _ in CASES}
+    for key, make in (("wn_5_1", wn), ("wn_6_1", wn), ("rsc_5_1", rsc), ("dgm_4_1", dgm), ("lin_3_2", lin)):
+        checked = [each.name for each in judged(make(), key).assumptions if each.state == "holds"]
+        without = {each for each in checked if not any(each.startswith(name) for of, name in names if of == key)}
+        # A network outside of every class with a known complexity is no chain either.
+        assert without <= {"a class with a known complexity", "f is a chain of layers"}
+
+
+def test_dgm_condition_is_not_met_by_rounding():
+    held = 0
+    for seed in range(20):
+        x = unit_samples(6, 50, seed)
+        x[1] = x[0]
+        net = DGMNetwork(50, 64, 1.0)
+        kernel = empirical_ntk(net, x)
+        held += dgm_condition(dgm_form(net, x, net(x)), kernel.lambda_min, kernel.floor).holds
+    assert held == 0
+
+
+def test_a_run_is_needed_to_apply():
+    assert {row.verdict for row in applicable_theorems(wn().net, wn().x, wn().y, wn().loss)} <= {
+        "fits",
+        "generalized",
+        "does not apply",
+    }
+    assert judged(valued(wn(), wn_alpha=math.nan), "wn_5_1").verdict != "applies"
