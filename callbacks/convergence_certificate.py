@@ -232,7 +232,8 @@ def _compared(kernel: TangentKernel, outputs: int, scale: float) -> dict[str, fl
 
 class ConvergenceCertificate(DiagnosticCallback):
     """Logs which sufficient condition for convergence holds, its margin, the guaranteed rate and the measured rate.
-    Prints at fit start which theorems of the five papers apply to the network, and why the remaining ones do not.
+    Prints at fit start which theorems of the five papers the network fits, and why it does not fit the others; judges
+    at every measurement whether the run fits them, too.
 
     Every guarantee is about one step of gradient descent on the samples of the probe, from the current parameters:
     L⁺ ≤ rate · L. It holds for the training set if the probe is the whole set. Steps on other batches, momentum
@@ -260,6 +261,8 @@ class ConvergenceCertificate(DiagnosticCallback):
       lower bound ``…_bound`` = λ_min/(nk) from the kernel (RSC, Remark 5.5);
     * for a network of DGM's form, ``normtheory/certificate_dgm_v`` with ``…_dgm_v_margin`` (Theorem 4.1) for α ≤ 1, or
       ``…_dgm_g`` with ``…_dgm_g_margin`` (Theorem 4.2) for α > 1;
+    * for each theorem that the network fits, ``normtheory/theorem__THEOREM`` (``wn_5_1``, ``dgm_4_1``, …): 1 if the run
+      fits it, too, as far as can be checked: gradient descent on the whole training set, the step, α > 0;
     * ``normtheory/certificate_rate_measured``: L⁺/L per step of the optimizer, the mean since the last measurement; NaN
       where a loss is below zero;
     * ``normtheory/rho_1`` = max_h ‖v_h − v_h(0)‖ of the output weights, and without WeightNorm ``normtheory/rho`` =

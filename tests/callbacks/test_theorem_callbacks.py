@@ -27,6 +27,7 @@ from lightning_normtheory.theorems.papers.bn_form import batchnorm_form
 
 from support.lit import Classifier, loader, rows, trainer
 from support.theory.theorem_cases import (
+    DGMNetwork,
     Regression,
     dgm_network,
     fit,
@@ -36,6 +37,7 @@ from support.theory.theorem_cases import (
     square,
     two_classes,
     two_layers,
+    unit_samples,
 )
 
 
@@ -178,11 +180,65 @@ def test_remark_5_5_on_the_same_samples():
     assert measured["ntk_mean_grad_norm_sq"] >= measured["ntk_mean_grad_norm_sq_bound"] > 0
 
 
+def test_a_theorem_applies_while_network_and_run_fit():
+    """With long directions, α > 0. From epoch 1 on the step is beyond 2/β, which the row says, without a warning."""
+
+    class Faster(Regression):
+        def on_train_epoch_start(self):
+            self.trainer.optimizers[0].param_groups[0]["lr"] = 0.05 if self.current_epoch < 1 else 5.0
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(ConvergenceCertificate(on_error="raise"), Faster(paper_network(64, 1, 1000.0)), samples(4))
+    (history,) = read_histories(next(Path().rglob("normtheory.jsonl")))
+    assert list(history.series("theorem__wn_5_1").values()) == [1, 0]
+    assert list(history.series("theorem__wn_6_1").values()) == [1, 1]
+    assert "theorem__rsc_5_1" not in history.names()
+    assert "theorem__wn_5_1" not in history.rows[0].reasons
+    assert re.fullmatch(r"ηβ = 10, not below 2", history.rows[1].reasons["theorem__wn_5_1"])
+    assert not any("theorem__" in str(warning.message) for warning in caught)
+    assert history.theorems[0].verdict == "fits"
+    assert len(history.theorems[0].assumptions) > 15
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"batch": 2}, "mini-batches of 2 of 4 samples"),
+        ({"momentum": 0.9}, "momentum of 0.9"),
+        ({"clip": 0.5}, "gradients are clipped to 0.5"),
+    ],
+    ids=str,
+)
+def test_a_run_that_is_not_gradient_descent_does_not_fit(change, reason):
+    class Other(Regression):
+        def configure_optimizers(self):
+            parameters = [p for p in self.parameters() if p.requires_grad]
+            return torch.optim.SGD(parameters, 0.05, momentum=change.get("momentum", 0.0))
+
+    made = trainer([ConvergenceCertificate(on_error="raise")], max_epochs=1, gradient_clip_val=change.get("clip"))
+    made.fit(Other(paper_network(64, 1, 1000.0)), DataLoader(TensorDataset(*samples(4)), change.get("batch", 4)))
+    assert reason in header()["theorems"][0]["reasons"][0]
+    (row,) = rows().values()
+    assert row["normtheory/theorem__wn_5_1"] == 0
+    assert row["normtheory/theorem__wn_6_1"] == 1  # any training may end in that ball
+
+
+def test_dgms_own_loss_and_network_are_recognized():
+    data = unit_samples(8, 50), torch.rand(8, 1, dtype=torch.float64)
+    module = Regression(DGMNetwork(50, 64, 0.5), lr=0.05, loss=lambda f, y: 0.5 * (f - y).square().sum())
+    measured = fit(ConvergenceCertificate(on_error="raise"), module, data, epochs=1)
+    assert measured["theorem__dgm_4_1"] == 1
+    (row,) = [row for row in header()["theorems"] if row["theorem"].startswith("DGM")]
+    assert row["verdict"] == "fits"
+    assert sum("not checked" in reason for reason in row["reasons"]) == 2
+
+
 def test_the_table_is_printed_at_fit_start(monkeypatch):
     printed = []
     monkeypatch.setattr("lightning_normtheory.callbacks.output.messages.rank_zero_info", printed.append)
     fit(ConvergenceCertificate(), Regression(paper_network(8, 1, 1.0)), samples(6), epochs=2)
-    (text,) = [text for text in printed if re.search(r"WN, Theorem 5.1 \(optimization\) +applies", text)]
+    (text,) = [text for text in printed if re.search(r"WN, Theorem 5.1 \(optimization\) +network fits", text)]
     assert text == next(each for each in printed if "\n" in each)  # before the other tables
 
 

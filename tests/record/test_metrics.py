@@ -230,11 +230,11 @@ def mentioned(docstring):
     last, found = "", set()
     for layers, full, rest in re.findall(r"``(?:normtheory(_layers)?/(\w+)|…(\w+))``", docstring):
         if full:
-            last = ("layers/" if layers else "") + re.sub("__(LAYER|GROUP)$", "__*", full)
+            last = ("layers/" if layers else "") + re.sub("__(LAYER|GROUP|THEOREM)$", "__*", full)
             found.add(last)
         else:
             ends = [at.start() for at in re.finditer("_|$", last)]
-            found |= {last[:end] + re.sub("__(LAYER|GROUP)$", "__*", rest) for end in ends}
+            found |= {last[:end] + re.sub("__(LAYER|GROUP|THEOREM)$", "__*", rest) for end in ends}
     return found
 
 

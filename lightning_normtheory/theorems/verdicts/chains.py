@@ -126,7 +126,10 @@ def check_step(judge: Judge, run: Run, metric: str) -> None:
         judge.unknown("η < 2/β", "η is not known" if run.rate is None else "β is not known for this network")
     else:
         omega = f"ηβ = {run.rate * beta:.3g}"
-        judge.check("η < 2/β", "" if run.rate * beta < 2 else f"{omega}, not below 2", omega)
+        if 1 + 1e-6 < run.rate * beta < 2:  # α and β are those of a step of 1/β: that of the run goes farther
+            judge.unknown("η < 2/β", f"{omega}, with β of a step of 1/β, which is shorter")
+        else:
+            judge.check("η < 2/β", "" if run.rate * beta < 2 else f"{omega}, not below 2", omega)
 
 
 def check_value(

@@ -99,6 +99,8 @@ def test_what_cannot_be_checked_is_named_and_does_not_hold():
         "W_0 ~ N(0, σ₀²) with one σ₀ (Assumption 2)",
         "v_0 is a random direction (Assumption 2)",
     }
+    longer = judged(run_with(wn(), rate=2.0), "wn_5_1")  # than the step to which α and β belong
+    assert [(each.name, each.found[:8]) for each in longer.unchecked] == [("η < 2/β", "ηβ = 1.6")]
     unmeasured = judged(run_with(wn(), values={"loss": 1.0}), "wn_5_1")
     assert [each.name for each in unmeasured.unchecked] == ["α > 0 (A3.1)", "η < 2/β", "v within ρ₁ of v_0 (A3.2)"]
     assert judged(run_with(wn(), values={}), "wn_5_1").verdict == "fits"  # before the first measurement
