@@ -36,7 +36,7 @@ def why_not_gaussian(weights: Tensor, std: float | None = None) -> tuple[str, bo
         >>> why_not_gaussian(torch.randn(40, 40, generator=generator), 1.0)
         ('', True)
         >>> why_not_gaussian(torch.rand(40, 40, generator=generator) - 0.5)
-        ('the largest entry is 1.73 standard deviations, as in no Gaussian start', True)
+        ('the largest entry is 1.78 standard deviations, as in no Gaussian start', True)
     """
     values = to_float64(weights.detach().flatten()[:_MOST]).cpu()
     n, t = values.numel(), math.log(2 / _LEVEL)
