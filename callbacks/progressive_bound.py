@@ -145,8 +145,8 @@ def _why_unfit(measurement: Measurement) -> str:
     loss = measurement.theory.problem.loss
     if isinstance(loss, str):
         return loss
-    is_mean = math.isclose(loss.scale * loss.terms, 1, rel_tol=1e-3)
-    if loss.name == "cross_entropy" or (loss.name == "logistic" and is_mean):
+    scale = loss.scale if loss.name == "cross_entropy" else loss.scale * loss.terms
+    if not loss.is_square and not getattr(loss, "summed", 0) and math.isclose(scale, 1, rel_tol=1e-3):
         return ""
     return "the loss is neither a cross entropy nor a logistic loss, averaged over its terms"
 

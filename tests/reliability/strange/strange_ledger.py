@@ -18,6 +18,11 @@ EXPLAINED = {
     "batchnorm_input_norm": "of networks of BN's form",
     "batchnorm_shift": "of networks of BN's form",
     "batchnorm_displacement_*": "of networks of BN's form",
+    "batchnorm_margin": "of networks of BN's form: tests/callbacks/test_theorem_callbacks.py",
+    "batchnorm_rademacher": "of networks of BN's form: tests/theory/theorems/test_batchnorm_bounds.py",
+    "batchnorm_delta_v*": "of networks of BN's form: tests/theory/theorems/test_batchnorm_bounds.py",
+    "batchnorm_gd_*": "BN, Theorem 2.2, as printed, unproved",
+    "progressive_*": "losses of the steps, not of the probe: tests/callbacks/test_progressive_bound.py",
     "weightnorm_displacement_*": "a distance from the start: tests/theory/norms/test_displacement.py",
 }
 # Constants of networks that are not drawn: inputs of norm 1, lengths 1/√m, factors 1/√m.
