@@ -91,8 +91,9 @@ class ConvergenceCertificateDiagnostic(Diagnostic):
                 metrics.update(_constants(found, local, measurement.theory.plain_learning_rate, problem))
                 if (condition := alpha_condition(found)) is not None:
                     conditions["rsc"] = condition
-                    metrics.update(_mean_gradient(measurement, found, kappa))
-                    metrics.update(papers_constants(measurement, self._initial, found.radius, metrics))
+                    if _samples_count_equally(measurement, loss):
+                        metrics.update(_mean_gradient(measurement, found, kappa))
+                        metrics.update(papers_constants(measurement, self._initial, found.radius, metrics))
         if isinstance(loss, KnownLoss) and loss.is_square:
             kernel = _full_kernel(measurement, self._samples)
             if kernel is not None:
@@ -199,6 +200,11 @@ def _constants(found: Descent, local: LossState, rate: float | None, problem: Pr
         if own.omega < 2:
             metrics[f"{_NAME}_own_rate"] = own.rate(local.ratio)
     return metrics
+
+
+def _samples_count_equally(measurement: Measurement, loss: KnownLoss) -> bool:
+    """Whether all samples have the same weight in L, as in ḡ: not if sums over batches of different sizes are averaged."""
+    return not loss.summed or all(batch.samples == loss.summed for batch in measurement.function.all_batches)
 
 
 def _mean_gradient(measurement: Measurement, found: Descent, kappa: float) -> dict[str, float]:

@@ -104,6 +104,23 @@ def test_other_losses_have_a_guaranteed_step_and_no_alpha(loss):
         assert after["normtheory/certificate_rate_measured"] <= guaranteed < 1
 
 
+def half_sum(outputs, y):
+    return (outputs - y).square().sum() / 2
+
+
+def test_the_step_is_that_of_a_loss_that_is_a_sum_over_the_batch():
+    data = samples()
+    net = nn.Sequential(weight_norm(nn.Linear(3, 8)), nn.Tanh(), nn.Linear(8, 1)).double()
+    measured = fit(ConvergenceCertificate(on_error="raise"), Regression(net, 1e-3, half_sum), data, epochs=3)
+    top = hessian_top_eigenvalue(net, half_sum, [data], method="lanczos")
+    assert 1 < top.value <= measured["certificate_beta"]
+    assert measured["rsc_alpha"] <= top.value
+    history = rows()
+    for before, after in ((history[0], history[1]), (history[1], history[2])):
+        guaranteed = before["normtheory/certificate_own_rate"]
+        assert after["normtheory/certificate_rate_measured"] <= guaranteed < 1
+
+
 def test_any_chain_has_rscs_condition_on_the_mean_gradient():
     data = samples()
     module = Regression(nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 1)).double())
