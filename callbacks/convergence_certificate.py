@@ -203,7 +203,7 @@ def _constants(found: Descent, local: LossState, rate: float | None, problem: Pr
 
 
 def _samples_count_equally(measurement: Measurement, loss: KnownLoss) -> bool:
-    """Whether all samples have the same weight in L, as in ḡ: not if sums over batches of different sizes are averaged."""
+    """Check that all samples have the same weight in L, as in ḡ: in a mean of sums over batches of one size."""
     return not loss.summed or all(batch.samples == loss.summed for batch in measurement.function.all_batches)
 
 
