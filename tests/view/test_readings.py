@@ -381,7 +381,7 @@ def test_words():
 @pytest.mark.parametrize(
     ("value", "error", "text"),
     [
-        (0.5, 0.1, "Of the training set R is 0.5 ± 0.2, by the draw of the probe."),
+        (0.5, 0.1, "Of the training set R is 0.5 ± 0.1 (standard error), by the draw of the probe."),
         (
             0.2,
             0.1,

@@ -76,7 +76,7 @@ def _of_training_set(now: Mapping[str, float]) -> str:
             f" Of the training set R is at most {number(max(value + 2 * error, 0.0))}, by the draw of the probe: the"
             " noise of few samples hides it."
         )
-    return f" Of the training set R is {number(value)} ± {number(2 * error)}, by the draw of the probe."
+    return f" Of the training set R is {number(value)} ± {number(error)} (standard error), by the draw of the probe."
 
 
 def _alpha(history: History) -> Reading | None:
