@@ -164,9 +164,6 @@ def batched_lanczos(
         basis: the number of vectors to keep for each map, at least three. A full basis is replaced by its leading half
             of Ritz vectors (thick restart).
         at_least: no result before this many products, unless it is exact.
-        error: also iterate until the estimated error of the norm, the largest |λ|, is below this, relative to it. The
-            residual of one end of the spectrum says nothing about the other, whose |λ| may be the larger one, and
-            little about an end with a small gap.
     """
     return _iterate(_Krylov(start, min(basis, max_products)), product, max_products=max_products, **options)
 
@@ -179,7 +176,6 @@ def _iterate(
     tol: float,
     max_products: int,
     at_least: int = _AT_LEAST_LANCZOS,
-    error: float | None = None,
     project: Product | None = None,
 ) -> list[Pair]:
     pairs: list[Pair | None] = [None] * krylov.maps
@@ -188,15 +184,12 @@ def _iterate(
         w, beta = krylov.orthogonalize(product(krylov.last), project)
         values, vectors = krylov.ritz(which)
         scale = krylov.scale
-        residuals = beta[:, None] * vectors[:, -1].abs()
+        residuals = beta * vectors[:, -1, 0].abs()
         exhausted = beta <= _rounding(w) * scale
         enough = tol if products >= at_least else 0.0
         for i in [i for i, pair in enumerate(pairs) if pair is None]:
-            value, residual = float(values[i, 0]), float(residuals[i, 0])
+            value, residual = float(values[i, 0]), float(residuals[i])
             converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), enough, w)
-            if converged and error is not None and not exhausted[i]:
-                above_rounding = (residuals[i] - _rounding(w) * scale[i]).clamp(min=0.0)
-                converged = _error_of_norm(values[i], above_rounding) <= error * abs(value)
             if converged or products == max_products:
                 vector = vectors[i, :, 0].to(w) @ krylov.basis[i]
                 vector.div_(vector.norm())
@@ -209,28 +202,6 @@ def _iterate(
         krylov.extend(w, beta, exhausted, values, vectors)
         del w  # before the next product
     raise AssertionError("unreachable: the last product returns")
-
-
-def _error_of_norm(values: Tensor, residuals: Tensor) -> float:
-    """Estimate by how much the largest |θ| of Ritz values, at either end, falls short of the largest |λ|.
-
-    An end is off by at most its residual r, and by r²/gap if no other eigenvalue is within the gap. The gap to the
-    next Ritz value is too large an estimate, hence the factor of four.
-
-    Example:
-        >>> both_ends = torch.tensor([-1.0, 0.0, 0.5]), torch.tensor([0.0, 0.0, 0.6])  # 0.5 may be 1.1
-        >>> round(_error_of_norm(*both_ends), 6)
-        0.1
-        >>> round(_error_of_norm(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.1])), 6)
-        0.04
-    """
-    values, order = values.sort()
-    residuals = residuals[order]
-    gap = values.diff()
-    gaps = torch.stack([gap[0], gap[-1]]) if len(gap) else torch.zeros(2, dtype=values.dtype, device=values.device)
-    ends, off = torch.stack([-values[0], values[-1]]), torch.stack([residuals[0], residuals[-1]])
-    off = torch.where(gaps > 4 * off, 4 * off**2 / gaps, off)
-    return float((ends + off).max() - values.abs().max())
 
 
 class _Krylov:

@@ -139,29 +139,29 @@ def shortfalls(seeds, **options):
     return torch.cat(found)
 
 
-def test_the_error_is_the_square_of_the_tolerance():
+def test_the_norm_is_never_too_large_and_seldom_much_too_small():
     errors = shortfalls(range(9))
     assert errors.min() >= -1e-12  # a Ritz value is a lower bound
-    assert errors.max() <= 1e-4
+    assert errors.max() <= 1e-2
 
 
-def test_a_small_residual_alone_does_not_give_that(monkeypatch):
-    """What the estimate of the error is for: the residual is small at an eigenvalue that is not the largest."""
-    seeds = (15, 79, 89, 99)
-    assert shortfalls(seeds).max() <= 1e-4
-    solve = module.batched_lanczos
-    monkeypatch.setattr(module, "batched_lanczos", lambda *args, error, **options: solve(*args, **options))
-    assert (shortfalls(seeds) > 2e-3).sum() >= len(seeds)
+def test_a_small_residual_can_belong_to_another_eigenvalue():
+    """Why the docstring promises no more: two of the few networks where the norm is off by more than the residual."""
+    for seed in (79, 99):
+        model, x = random_network(seed)
+        result, dense = predictor_hessian(model, x), dense_norms(model, x)
+        assert ((dense - result.norms) / dense).max() > 2e-2
+        assert (result.residuals <= 1e-2 * result.norms).all()
+    assert shortfalls((79, 99), tol=1e-3).max() <= 1e-4
 
 
 @pytest.mark.slow
-def test_the_error_is_the_square_of_the_tolerance_in_98_of_100_random_networks():
+def test_the_errors_that_the_docstring_promises():
     errors = shortfalls(range(150))
     assert errors.min() >= -1e-12
-    assert (errors > 1e-4).double().mean() <= 0.02
-    assert errors.max() <= 0.01
-    finer = shortfalls(range(30), tol=1e-3)
-    assert (finer > 1e-6).double().mean() <= 0.02
+    assert (errors > 1e-2).double().mean() <= 0.025
+    assert (errors > 1e-3).double().mean() <= 0.1
+    assert (shortfalls(range(150), tol=1e-3) > 1e-4).double().mean() <= 0.03
 
 
 def test_too_small_a_budget_is_admitted():
