@@ -361,9 +361,9 @@ CASES = [
     ("dgm_4_2", lambda: run_with(dgm(alpha=3.0), rate=0.34), "η‖Λ‖ ≤ 1/3", "0.34, above 1/3"),
     ("dgm_4_2", lambda: dgm(alpha=3.0, d=49), "d ≥ 50", "49, below 50"),
     # LIN, Theorem 3.2
-    ("lin_3_2", lambda: lin(net=nn.Sequential(*wide(), nn.Tanh())), "a chain of", "last step"),
+    ("lin_3_2", lambda: lin(net=nn.Sequential(*wide(), nn.Tanh())), "layers and", "output layer is not linear"),
     ("lin_3_2", lambda: lin(net=wide(biased(4))), "no biases", "a bias (4)"),
-    ("lin_3_2", lambda: lin(net=wide(lambda n: weight_norm(n[4]))), "fully connected", "WeightNorm (4)"),
+    ("lin_3_2", lambda: lin(net=wide(lambda n: weight_norm(n[4]))), "layers and", "WeightNorm or otherwise (4)"),
     ("lin_3_2", lambda: lin(net=other_factor(wide())), "a factor 1/√fan-in", "no factor"),
     ("lin_3_2", lambda: lin(net=two_wide(wide(), 300)), "one width", "256, 300"),
     ("lin_3_2", lambda: lin(net=gaussian(sigma=1.5, head="normal")), "W_0 ~ N(0, 1)", "1.54, not 1"),
