@@ -1,6 +1,7 @@
-"""BN, Theorem 2.1."""
+"""BN, Theorems 2.1 and 2.2."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -10,21 +11,33 @@ from lightning_normtheory.theorems.problem import Problem
 from lightning_normtheory.theorems.verdicts.chains import check_gaussian
 from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run, status
 
-__all__ = ["bn_steps", "two_layer_batch_norm"]
+__all__ = ["bn_descent", "bn_steps", "two_layer_batch_norm", "two_layer_batch_norm_descent"]
 
 
 def two_layer_batch_norm(facts: Facts, run: Run | None) -> TheoremStatus:
     """Judge BN, Theorem 2.1, whose printed constants differ from those of the paper's proof."""
+    judge, of_run = _judges(facts, run, bn_steps)
+    notes = ["the printed constants differ from those of the paper's proof"]
+    return status("BN, Theorem 2.1 (two-layer ReLU)", judge, of_run, notes)
+
+
+def two_layer_batch_norm_descent(facts: Facts, run: Run | None) -> TheoremStatus:
+    """Judge BN, Theorem 2.2. It is unproved: that is an assumption, so that no verdict is without it."""
+    judge, of_run = _judges(facts, run, bn_descent)
+    judge.unknown("a proof", "as printed, unproved: its eq. (6) rests on Lemma F.1, which is false")
+    return status("BN, Theorem 2.2 (gradient descent)", judge, of_run)
+
+
+def _judges(facts: Facts, run: Run | None, judge_steps: Callable[[Run], Judge]) -> tuple[Judge, Judge | None]:
+    """Judge network and run; the run only if the network has BN's form."""
     judge, form = Judge("network"), facts.batchnorm
-    theorem = "BN, Theorem 2.1 (two-layer ReLU)"
     if isinstance(form, str):
         judge.check("BN's network (Section 1.3)", form)
-        return status(theorem, judge, None if run is None else Judge("run"))
+        return judge, None if run is None else Judge("run")
     judge.check("BN's network (Section 1.3)", "", f"m = {len(form.v)}, ε_N = {form.epsilon_n:.3g}")
     _check_network(judge, form, facts)
     _check_start(judge, form)
-    of_run = None if run is None else bn_steps(run)
-    return status(theorem, judge, of_run, ["the printed constants differ from those of the paper's proof"])
+    return judge, None if run is None else judge_steps(run)
 
 
 def _check_network(judge: Judge, form: BatchNormForm, facts: Facts) -> None:
@@ -73,10 +86,23 @@ def bn_steps(run: Run) -> Judge:
     judge.check("μ and Σ of the whole training set", run.batches and f"BatchNorm has those of the batch: {run.batches}")
     again = f"pass {run.epoch} over the same samples" if run.epoch > 1 else ""
     judge.check("fresh samples: one pass", again)
+    _check_rate(judge, run)
+    return judge
+
+
+def bn_descent(run: Run) -> Judge:
+    """Judge gradient descent on the whole training set, with its statistics."""
+    judge = Judge("run")
+    judge.check("steps θ − η∇L", run.optimizer)
+    judge.check("GD: the whole training set in each step", run.batches)
+    _check_rate(judge, run)
+    return judge
+
+
+def _check_rate(judge: Judge, run: Run) -> None:
     name = "η = 1/(28ε_Nγ^{2/3}m^{1/3})"
     if run.asked_rate is None or run.rate is None:
         judge.unknown(name, "η is not known" if run.rate is None else "the margin is not known")
     else:
         equal = math.isclose(run.rate, run.asked_rate, rel_tol=1e-2)
         judge.check(name, "" if equal else f"η is {run.rate:.3g}, not {run.asked_rate:.3g}", f"{run.rate:.3g}")
-    return judge

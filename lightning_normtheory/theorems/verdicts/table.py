@@ -11,7 +11,12 @@ from lightning_normtheory.record.theorem_status import TheoremStatus
 from lightning_normtheory.theorems.papers.bn_form import batchnorm_form
 from lightning_normtheory.theorems.papers.dgm import dgm_form
 from lightning_normtheory.theorems.problem import network_problem
-from lightning_normtheory.theorems.verdicts.bn import bn_steps, two_layer_batch_norm
+from lightning_normtheory.theorems.verdicts.bn import (
+    bn_descent,
+    bn_steps,
+    two_layer_batch_norm,
+    two_layer_batch_norm_descent,
+)
 from lightning_normtheory.theorems.verdicts.dgm import dgm_steps, two_layer_relu
 from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run, dropout_layers, status
 from lightning_normtheory.theorems.verdicts.lin import lin_ball, linearity
@@ -33,6 +38,7 @@ _THEOREMS: tuple[Callable[[Facts, Run | None], TheoremStatus], ...] = (
     restricted_strong_convexity,
     two_layer_relu,
     two_layer_batch_norm,
+    two_layer_batch_norm_descent,
     linearity,
 )
 _RUNS: dict[str, Callable[[Run], Judge]] = {
@@ -42,6 +48,7 @@ _RUNS: dict[str, Callable[[Run], Judge]] = {
     "dgm_4_1": dgm_steps,
     "dgm_4_2": dgm_steps,
     "bn_2_1": bn_steps,
+    "bn_2_2": bn_descent,
     "lin_3_2": lin_ball,
 }
 

@@ -10,6 +10,8 @@ from lightning_normtheory import applicable_theorems, empirical_ntk
 from lightning_normtheory.theorems.descent import dgm_condition
 from lightning_normtheory.theorems.initialization import why_not_gaussian
 from lightning_normtheory.theorems.papers.dgm import dgm_form
+from lightning_normtheory.theorems.verdicts.facts import Run
+from lightning_normtheory.theorems.verdicts.table import judge_run
 
 from support.theory.theorem_cases import DGMNetwork, square, unit_samples
 from support.theory.verdict_cases import (
@@ -88,6 +90,16 @@ def test_what_bn_asks_beside_the_width():
     case = bn()
     asked = float(judged(case, "bn_2_1").failing("run")[0].found.split("not ")[1])
     assert [each.name[:8] for each in failing(judged(run_with(case, rate=asked), "bn_2_1"))] == ["m within"]
+
+
+def test_theorem_2_2_of_bn_is_never_without_the_note_that_it_is_unproved():
+    row = judged(bn(), "bn_2_2")
+    assert [each.name for each in row.unchecked] == ["a proof"]
+    wide = tuple(each for each in row.assumptions if each.part == "network" and each.state != "fails")
+    found = judge_run(row._replace(verdict="fits", reasons=(), assumptions=wide), Run(rate=0.1, asked_rate=0.1))
+    assert found.verdict == "applies"
+    assert any("as printed, unproved" in reason for reason in found.reasons)
+    assert judge_run(row._replace(assumptions=wide), Run(batches="batches of 4")).verdict == "fits"
 
 
 def test_what_cannot_be_checked_is_named_and_does_not_hold():
