@@ -23,6 +23,11 @@ EXPLAINED = {
     "batchnorm_delta_v*": "of networks of BN's form: tests/theory/theorems/test_batchnorm_bounds.py",
     "batchnorm_gd_*": "BN, Theorem 2.2, as printed, unproved",
     "progressive_*": "losses of the steps, not of the probe: tests/callbacks/test_progressive_bound.py",
+    "theta_distance*": "a distance from the start: tests/theory/norms/test_distance.py",
+    "linearity_*": "against dense derivatives in tests/callbacks/test_linearity.py",
+    "predictor_*": "in NormTheory on a few samples, against dense derivatives in tests/callbacks/test_linearity.py",
+    "ntk_change_bound": "LIN, Proposition 2.2: tests/theory/theorems/test_lin.py",
+    "ntk_gradient_norm": "the root of a diagonal entry of the kernel: tests/callbacks/test_linearity.py",
     "weightnorm_displacement_*": "a distance from the start: tests/theory/norms/test_displacement.py",
 }
 # Constants of networks that are not drawn: inputs of norm 1, lengths 1/√m, factors 1/√m.
