@@ -132,8 +132,8 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor, evaluate: Eval
     """
     outputs, targets = outputs.detach(), targets.detach().to(device_for_float64(outputs.device))
     of_numbers = _per_sample_losses(outputs.reshape(len(outputs), -1), targets)
-    for loss, each in of_numbers:
-        if _equal(loss.scale * float(each.mean()), value):
+    for loss, per_sample in of_numbers:
+        if _equal(loss.scale * float(per_sample.mean()), value):
             # Half the sum over two samples is their mean: only another number of samples tells them apart.
             ambiguous = _equal_to_a_sum(value, of_numbers)
             return (_scaled_loss(value, of_numbers, targets, evaluate) or loss) if ambiguous else loss
