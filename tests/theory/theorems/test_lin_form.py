@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from lightning_normtheory import applicable_theorems
 from lightning_normtheory.hessian import predictor_hessian_norm
 from lightning_normtheory.recipes.models.linearity_nets import BottleneckNet, ConvolutionNet, ResidualNet, WideNet
 from lightning_normtheory.theorems.papers.lin_form import lin_form
@@ -190,3 +191,15 @@ def test_the_hessian_of_the_papers_networks_falls_like_one_over_root_m():
         x = torch.randn(2, *shape)
         small, large = (sum(float(predictor_hessian_norm(make(m), x).mean()) for _ in range(3)) / 3 for m in (8, 64))
         assert 0.5 < math.log(small / large) / math.log(8) / 0.5 < 1.5
+
+
+@pytest.mark.parametrize("case", ["CNN (73)", "ResNet (80)"])
+def test_the_verdict_knows_the_networks_of_appendix_h(case):
+    torch.manual_seed(0)
+    net, shape = {
+        "CNN (73)": (ConvolutionNet(inputs=4, width=64, classes=1), (1, 4)),
+        "ResNet (80)": (ResidualNet(inputs=3, width=64, classes=1), (3,)),
+    }[case]
+    verdict = applicable_theorems(net, torch.randn(8, *shape), torch.randn(8, 1), nn.MSELoss())[-1]
+    assert verdict.theorem.startswith("LIN")
+    assert verdict.verdict == "fits"
