@@ -29,8 +29,8 @@ _HESSIAN = "predictor_hessian_norm"
 # At most so many samples, and so many pairs of a sample and an output, each of which takes its own Lanczos iteration.
 _SAMPLES, _PAIRS = 4, 16
 # Of a pair: the relative residual, the most products, those it usually takes, and how much longer they take than in a
-# batch.
-_TOL, _MOST_PRODUCTS, _PRODUCTS, _ALONE = 1e-2, 100, 15, 4.0
+# batch. `NormTheory` measures one output of each sample, with few products: the norm is then a lower bound.
+_TOL, _MOST_PRODUCTS, _PRODUCTS, _ALONE, _FEW_PRODUCTS = 1e-2, 100, 15, 4.0, 10
 # Parameters up to which `NormTheory` measures ‖∇²f‖, which takes 16 vectors of their size.
 _PARAMETERS = 2**22
 # Rows of the largest kernel whose λ_max is computed once more.
@@ -112,12 +112,17 @@ class LinearityDiagnostic(Diagnostic):
         self.reasons = {**self.reasons, **(dict.fromkeys(names, reason) if self._every == 1 else {})}
         return {}
 
+    def _few(self, outputs: int) -> int:
+        """Return the number of samples whose Hessians are measured."""
+        return min(_SAMPLES, _PAIRS // outputs) if self._every == 1 else _SAMPLES * (outputs <= _PAIRS)
+
     def cost(self, sizes: Sizes) -> float:
         """Return the mean over the measurements, of which most do without the few samples."""
         outputs = max(sizes.outputs, 1)
         measured = self._every == 1 or sizes.parameters <= _PARAMETERS
-        pairs = _few(outputs) * outputs if measured else 0
-        products = _ALONE * PRODUCT * pairs * _PRODUCTS / sizes.probe
+        samples = self._few(outputs) if measured else 0
+        products = samples * (outputs * _PRODUCTS if self._every == 1 else _FEW_PRODUCTS)
+        products = _ALONE * PRODUCT * products / sizes.probe
         return (products + (outputs + 1) * _SAMPLES / sizes.probe) / self._every
 
     def measure(self, measurement: Measurement) -> dict[str, float]:
@@ -163,13 +168,16 @@ class LinearityDiagnostic(Diagnostic):
         outputs = max(measurement.function.findings.outputs, 1)
         if self._every > 1 and sum(p.numel() for p in measurement.function.theta.values()) > _PARAMETERS:
             return {}
-        samples = min(_few(outputs), sum(batch.samples for batch in measurement.function.all_batches))
+        samples = min(self._few(outputs), sum(batch.samples for batch in measurement.function.all_batches))
         if samples == 0:
             return self._explain(_too_many(outputs, _PAIRS), _HESSIAN)
         kernel = measurement.kernels.tangent_kernel(samples, "full", refine=False)
         metrics = {"predictor_gradient_norm": _jacobian_norm(kernel)}
         try:
-            curved = measurement.curvature.predictor_hessian(samples, _TOL, _MOST_PRODUCTS)
+            few = self._every > 1
+            curved = measurement.curvature.predictor_hessian(
+                samples, _TOL, _FEW_PRODUCTS if few else _MOST_PRODUCTS, one_output=few
+            )
         except (RuntimeError, NotImplementedError) as error:
             if is_out_of_memory(error):
                 raise
@@ -200,16 +208,6 @@ class LinearityDiagnostic(Diagnostic):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._count = state.get("count", 0)
-
-
-def _few(outputs: int) -> int:
-    """Return the number of samples whose Hessians are measured.
-
-    Example:
-        >>> [_few(outputs) for outputs in (1, 3, 10, 17)]
-        [4, 4, 1, 0]
-    """
-    return min(_SAMPLES, _PAIRS // outputs)
 
 
 def _too_many(outputs: int, most: int) -> str:
@@ -253,7 +251,8 @@ class Linearity(DiagnosticCallback):
 
     All are measured at the current parameters: none of them is a supremum over a ball, as LIN's theorems have it,
     except the bound. `NormTheory` measures those on a few samples in every 8th measurement, and second derivatives only
-    of models with up to four million parameters.
+    of models with up to four million parameters, of one output of each sample, with ten products: a lower bound of the
+    norm unless ``…_converged`` is 1.
 
     The arguments that are not listed are those of `DiagnosticCallback`.
 

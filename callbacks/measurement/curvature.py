@@ -214,8 +214,14 @@ class Curvature:
         values, sizes = values[sizes > 0], sizes[sizes > 0]
         return sizes / sizes.sum(), values, int(sizes.sum())
 
-    def predictor_hessian(self, samples: int, tol: float, max_hvps: int) -> PredictorCurvature:
-        """Return ‖∇²f(θ; x_i)‖₂ of the first samples of the probe. Every process measures those of its own batches."""
+    def predictor_hessian(
+        self, samples: int, tol: float, max_hvps: int, *, one_output: bool = False
+    ) -> PredictorCurvature:
+        """Return ‖∇²f(θ; x_i)‖₂ of the first samples of the probe. Every process measures those of its own batches.
+
+        Args:
+            one_output: measure one output of each sample only, output i mod k of the i-th of a batch.
+        """
         function = self._function
         k = max(function.findings.outputs, 1)
         largest = torch.zeros(2, dtype=torch.float64, device="cpu")
@@ -234,6 +240,7 @@ class Curvature:
                     tol=tol,
                     max_hvps=max_hvps,
                     first=samples - batch.first,
+                    one_output=one_output,
                     functional=function.user_predict is not None or function.findings.repeatable,
                 )
                 top = int(result.norms.argmax())

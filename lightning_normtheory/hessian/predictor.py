@@ -1,8 +1,7 @@
 """Measure the curvature of the predictor: max_h ‖∇²f_h(θ; x_i)‖₂ for every sample."""
 
-import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,17 +24,17 @@ __all__ = ["PredictorHessian", "predictor_hessian", "predictor_hessian_norm"]
 
 # Memory per (sample, output) pair in vectors of the size of θ and of all outputs: the Lanczos basis, and what autograd
 # holds. As many pairs are handled at once as fit into _BYTES.
-_BASIS, _BETWEEN, _BYTES = 16, 8, 2**30
+_BASIS, _BETWEEN, _BYTES = 16, 8, 2**27
 
 
 class PredictorHessian(NamedTuple):
     """The result of `predictor_hessian`.
 
     Attributes:
-        norms: ‖∇²f(θ; x_i)‖₂ (n,), the largest over the outputs.
+        norms: ‖∇²f(θ; x_i)‖₂ (n,), the largest over the outputs that are measured.
         residuals: ‖Hv − λv‖ of each (n,): some eigenvalue of that output's Hessian is at most this far away.
         hvps: the number of products with the Hessian of one sample, over all samples and outputs.
-        by_output: ‖∇²f_h(θ; x_i)‖₂ (n, k) of each output.
+        by_output: ‖∇²f_h(θ; x_i)‖₂ (n, k) of each output, 0 where it is not measured.
     """
 
     norms: Tensor
@@ -89,12 +88,14 @@ def predictor_hessian(
     max_hvps: int = 200,
     batch_stats: bool | None = None,
     first: int | None = None,
+    one_output: bool = False,
     functional: bool = True,
 ) -> PredictorHessian:
     """Compute `predictor_hessian_norm` with residuals and cost instead of a warning.
 
     Args:
         first: measure only this many samples; the rest still enter the statistics of the batch.
+        one_output: measure only output i mod k of sample i.
         functional: whether the model may be called with substituted parameters; False for one that writes to its own
             parameters, which then are reset before each call.
     """
@@ -106,6 +107,7 @@ def predictor_hessian(
         if n == 0:
             raise ValueError("Expected at least one sample, but the input holds none.")
         k, asked = together[0].numel(), n if first is None else min(first, n)
+        pairs = [(i, h) for i in range(asked) for h in ([i % k] if one_output else range(k))]
         coupled = not functional or with_batch_statistics(model)
         coupled = coupled or not _alone_as_together(model, parameters, x, together)
         del together
@@ -115,7 +117,7 @@ def predictor_hessian(
                 with warnings.catch_warnings():  # torch itself uses what it has deprecated
                     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
                     own = some_samples(x, n, slice(asked))
-                    return _independent(model, parameters, own, asked, k, tol, max_hvps)
+                    return _independent(model, parameters, own, (asked, k), pairs, tol, max_hvps)
             except (RuntimeError, NotImplementedError, MemoryError):
                 pass  # out of memory, or an operation without vmap or forward mode: continue one by one below
 
@@ -125,7 +127,7 @@ def predictor_hessian(
                 return model(x).reshape(n, k)[i, h], 1
             return model(some_samples(x, n, slice(i, i + 1))).reshape(k)[h], 1
 
-        return _one_by_one(parameters, output, asked, k, tol, max_hvps)
+        return _one_by_one(parameters, output, (asked, k), pairs, tol, max_hvps)
 
 
 def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x: Any, together: Tensor) -> bool:
@@ -153,9 +155,16 @@ def _alone_as_together(model: nn.Module, parameters: dict[str, nn.Parameter], x:
 
 
 def _independent(
-    model: nn.Module, parameters: dict[str, nn.Parameter], x: Any, n: int, k: int, tol: float, max_hvps: int
+    model: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    x: Any,
+    shape: tuple[int, int],
+    asked: Sequence[tuple[int, int]],
+    tol: float,
+    max_hvps: int,
 ) -> PredictorHessian:
-    """Measure many samples and outputs at once, each with its own Lanczos iteration."""
+    """Measure many pairs of a sample and an output at once, each with its own Lanczos iteration."""
+    n, k = shape
     space = FlatParameters({name: p.detach() for name, p in parameters.items()})
     theta = space.unflatten(space.join({p: p for p in space.parameters.values()}))
 
@@ -177,8 +186,8 @@ def _independent(
     norms = torch.zeros(n, k, dtype=space.dtype, device=space.device)
     residuals, products = torch.zeros_like(norms), 0
     at_once = max(1, _BYTES // (((_BASIS + _BETWEEN) * space.size + _BETWEEN * k) * space.dtype.itemsize))
-    for chunk in torch.arange(n * k, device="cpu").split(at_once):
-        samples, which = chunk // k, chunk % k
+    for chunk in torch.tensor(asked, device="cpu").split(at_once):
+        samples, which = chunk.unbind(1)
         xs = [leaves[index].detach()[samples] for index in per_sample]
         one_hots = nn.functional.one_hot(which, k).to(space.device, space.dtype)
         with ComposedWeightNorm(), twice_differentiable():
@@ -206,15 +215,15 @@ def _starts(count: int, space: FlatParameters) -> Tensor:
 def _one_by_one(
     parameters: dict[str, nn.Parameter],
     output: Callable[[int, int], tuple[Tensor, int]],
-    n: int,
-    k: int,
+    shape: tuple[int, int],
+    asked: Sequence[tuple[int, int]],
     tol: float,
     max_hvps: int,
 ) -> PredictorHessian:
     """Measure samples that interact, or operations without batching rules; ``output(i, h)`` is f_h(x_i)."""
-    norms = torch.zeros(n, k, dtype=torch.float64, device="cpu")
+    norms = torch.zeros(shape, dtype=torch.float64, device="cpu")
     residuals, products = torch.zeros_like(norms), 0
-    for i, h in itertools.product(range(n), range(k)):
+    for i, h in asked:
         with LossHessian(parameters, [partial(output, i, h)]) as hessian:
             start = _starts(1, hessian.space)[0]
             pair = lanczos(hessian.__matmul__, start, which="magnitude", tol=tol, max_products=max_hvps, basis=_BASIS)

@@ -86,6 +86,19 @@ def test_one_by_one_gives_the_same(monkeypatch):
     assert actual.hvps == expected.hvps
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_one_output_of_each_sample(training):
+    """Batch statistics couple the samples, which are then measured one by one."""
+    case = MODELS["bn"]
+    model, x = case.make().train(training), case.data(N)[0]
+    every = predictor_hessian(model, x).by_output
+    some = predictor_hessian(model, x, one_output=True)
+    chosen = nn.functional.one_hot(torch.arange(N) % every.shape[1], every.shape[1])
+    assert every.shape[1] > 1
+    torch.testing.assert_close(some.by_output, every * chosen, rtol=1e-12, atol=0)
+    torch.testing.assert_close(some.norms, (every * chosen).amax(1), rtol=1e-12, atol=0)
+
+
 def test_inputs_of_other_forms():
     model = Graph(lambda m, batch: m.layer(batch["a"] * batch["b"]).tanh(), layer=nn.Linear(4, 2)).double()
     a, b = MODELS["mlp"].data(N)[0], MODELS["mlp"].data(N, seed=1)[0]
