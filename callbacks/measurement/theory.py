@@ -228,7 +228,8 @@ class TheoryInputs:
         with function.measuring(), torch.no_grad():
             found = function.first_samples(samples)
             function.hold_statistics()  # after the inputs, which need resets of the model
-            outputs = torch.cat([function.outputs(function.model, x).flatten(1)[:asked].cpu() for x, _, asked in found])
+            whole = [function.outputs(function.model, x)[:asked] for x, _, asked in found]
+            outputs = torch.cat([each.reshape(len(each), -1).cpu() for each in whole])  # also of outputs (samples,)
         y = as_targets(outputs, targets) if len(outputs) == len(targets) else None
         return None if y is None else to_float64(outputs) - to_float64(y)
 
