@@ -146,7 +146,7 @@ def _why_unfit(measurement: Measurement) -> str:
     if isinstance(loss, str):
         return loss
     scale = loss.scale if loss.name == "cross_entropy" else loss.scale * loss.terms
-    if not loss.is_square and not getattr(loss, "summed", 0) and math.isclose(scale, 1, rel_tol=1e-3):
+    if not loss.is_square and not loss.summed and math.isclose(scale, 1, rel_tol=1e-3):
         return ""
     return "the loss is neither a cross entropy nor a logistic loss, averaged over its terms"
 

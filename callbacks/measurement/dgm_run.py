@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_normtheory.callbacks.measurement.gradient_steps import gradient_steps
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.model.checks import some_samples
@@ -71,11 +72,7 @@ def square_loss_factor(measurement: Measurement, samples: int) -> float:
 
 def why_not_gradient_descent(measurement: Measurement, samples: int) -> str:
     """Return why the steps of the run are not gradient descent on exactly these samples; empty if they are."""
-    trainer, n = measurement.trainer, measurement.training_samples
+    n, steps = measurement.training_samples, gradient_steps(measurement.function)
     if n != samples:
         return f"the theorem is about all {'' if n is None else f'{n} '}training samples, the kernel about {samples}"
-    if measurement.theory.plain_learning_rate is None:
-        return "the optimizer is not plain gradient descent with one learning rate"
-    if len(measurement.function.all_batches) > 1 or trainer.world_size > 1 or trainer.accumulate_grad_batches > 1:
-        return "a step does not use all samples in one batch"
-    return ""
+    return steps.other or steps.batches

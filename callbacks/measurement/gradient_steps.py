@@ -5,19 +5,27 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+from lightning_normtheory.callbacks.samples.fresh import why_repeated
+from lightning_normtheory.record.wording import join_names
 
 __all__ = ["GradientSteps", "gradient_steps"]
+
+
+# Where a module can change the gradients or the step.
+_HOOKS = ("configure_gradient_clipping", "on_after_backward", "on_before_optimizer_step", "optimizer_step")
 
 
 class GradientSteps(NamedTuple):
     """How a run steps.
 
     Attributes:
-        rate: η of plain gradient steps θ − η∇L with one η for all parameters; ``None`` for anything else.
-        other: why the steps are something else; empty if they are not.
-        batches: why a step is not on the whole training set; empty if it is.
+        rate: η of an optimizer whose steps are θ − η × gradient with one η for all parameters; ``None`` for any other.
+        other: why the steps are not θ − η∇L, or not known to be; empty if they are.
+        batches: why ∇L of a step is not that of the whole training set; empty if it is.
         batch: the number of samples in a step; ``None`` if it is not known.
     """
 
@@ -34,9 +42,34 @@ def gradient_steps(function: MeasuredFunction) -> GradientSteps:
     n = function.training_samples
     if batch is None or n is None:
         batches = "the number of samples in a step is not known"
+    elif batch < n:
+        batches = f"mini-batches of {batch} of {n} samples"
     else:
-        batches = "" if batch >= n else f"mini-batches of {batch} of {n} samples"
-    return GradientSteps(rate, other, batches, batch)
+        batches = why_repeated(function.trainer) or _why_uneven(function.trainer, n)
+    return GradientSteps(rate, other or _why_unknown(function.model), batches, batch)
+
+
+def _why_unknown(module: LightningModule) -> str:
+    """Return why the module's own code may change the steps."""
+    if not module.automatic_optimization:
+        return "manual optimization, whose steps are not known"
+    changed = [name for name in _HOOKS if is_overridden(name, module)]
+    return f"the module may change its steps: it has its own {join_names(changed)}" if changed else ""
+
+
+def _why_uneven(trainer: Trainer, n: int) -> str:
+    """Return why samples do not count equally in a step that has them all, or not with the weight 1/n."""
+    loader, accumulated = trainer.train_dataloader, trainer.accumulate_grad_batches
+    batches = int(trainer.num_training_batches)
+    try:
+        own = min(len(loader.sampler), batches * loader.batch_size)
+    except (AttributeError, TypeError, NotImplementedError):
+        return "the number of samples in an epoch is not known"
+    if own * trainer.world_size != n:
+        return f"{own * trainer.world_size} draws of {n} samples"
+    if accumulated > batches:
+        return f"the gradients of {batches} {'batch' if batches == 1 else 'batches'} are divided by {accumulated}"
+    return "batches of different sizes count equally" if accumulated > 1 and own % loader.batch_size else ""
 
 
 def _rate(function: MeasuredFunction) -> tuple[float | None, str]:
