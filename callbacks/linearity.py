@@ -122,8 +122,7 @@ class LinearityDiagnostic(Diagnostic):
         measured = self._every == 1 or sizes.parameters <= _PARAMETERS
         samples = self._few(outputs) if measured else 0
         products = samples * (outputs * _PRODUCTS if self._every == 1 else _FEW_PRODUCTS)
-        products = _ALONE * PRODUCT * products / sizes.probe
-        return (products + (outputs + 1) * _SAMPLES / sizes.probe) / self._every
+        return (_ALONE * PRODUCT * products + (outputs + 1) * _SAMPLES) / sizes.probe / self._every
 
     def measure(self, measurement: Measurement) -> dict[str, float]:
         self.reasons = {}

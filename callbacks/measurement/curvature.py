@@ -24,6 +24,8 @@ from lightning_normtheory.hessian.predictor import predictor_hessian
 from lightning_normtheory.linalg.inner_products import dot
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.measuring.memory import free_bytes, is_out_of_memory
+from lightning_normtheory.model.checks import some_samples
+from lightning_normtheory.model.layers import with_batch_statistics
 
 __all__ = ["Curvature", "HessianAnswer", "HessianRequest", "PredictorCurvature"]
 
@@ -233,13 +235,16 @@ class Curvature:
             for batch, x in inputs:
                 if batch.first >= samples:
                     continue
-                # The whole batch, not only the samples asked for: a BatchNorm may use its statistics.
+                # The whole batch, not only the samples asked for, unless samples are known to be independent.
+                asked = min(samples - batch.first, batch.samples)
+                if function.findings.separable and not with_batch_statistics(function.model):
+                    x = some_samples(x, batch.samples, slice(asked))
                 result = predictor_hessian(
                     predictor,
                     x,
                     tol=tol,
                     max_hvps=max_hvps,
-                    first=samples - batch.first,
+                    first=asked,
                     one_output=one_output,
                     functional=function.user_predict is not None or function.findings.repeatable,
                 )

@@ -42,23 +42,27 @@ class KnownFacts:
     Attributes:
         x_norms: the smallest and the largest norm of an input of the probe.
         perturbed_loss: the loss as recognized at perturbed parameters, or why it was not recognized.
+        scaled: whether the loss was recognized by parts of a batch, since it is a sum or has a constant of its own. If
+            the first finite loss was not, later ones are not looked at that way, which takes more forward passes.
         split: the directions and lengths of BatchNorm, by the structure of the model that was traced; not kept in a
             checkpoint.
     """
 
     x_norms: tuple[float, float] | None = None
     perturbed_loss: KnownLoss | str | None = None
+    scaled: bool | None = None
     split: dict[Hashable, BatchNormSplit] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as plain values."""
         loss = self.perturbed_loss
-        return {"perturbed": tuple(loss) if isinstance(loss, KnownLoss) else loss}
+        return {"perturbed": tuple(loss) if isinstance(loss, KnownLoss) else loss, "scaled": self.scaled}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "KnownFacts":
         loss = state.get("perturbed")
-        return cls(perturbed_loss=loss if loss is None or isinstance(loss, str) else KnownLoss(*loss))
+        known = loss if loss is None or isinstance(loss, str) else KnownLoss(*loss)
+        return cls(perturbed_loss=known, scaled=state.get("scaled"))
 
 
 class TheoryInputs:
@@ -72,6 +76,7 @@ class TheoryInputs:
         self._function = function
         self._facts = facts
         self._perturbed: list[Tensor] = []
+        self._looked = False
         self._dgm_forms: dict[int, DGMForm | str] = {}
         self._batchnorm_forms: dict[int, BatchNormForm | str] = {}
 
@@ -89,6 +94,8 @@ class TheoryInputs:
             if facts.x_norms is None or not all(map(math.isfinite, facts.x_norms)):
                 facts.x_norms = self._x_norms()
             loss = self._identify_loss()
+            if facts.scaled is None and (self._looked or isinstance(loss, KnownLoss)):
+                facts.scaled = self._looked and isinstance(loss, KnownLoss)
             if isinstance(loss, KnownLoss) and facts.perturbed_loss is None:
                 facts.perturbed_loss = self._identify_loss(perturbed=True)
                 self._perturbed = []  # as large as the model
@@ -144,7 +151,8 @@ class TheoryInputs:
             inputs, targets = function.possible_targets(data, batch, n)
             text = [] if targets else [x for x in other_tensors(data, [], n) if not x.is_floating_point()]
             loss, outputs = self._evaluate(data, inputs, batch, perturbed)
-            evaluate = partial(self._evaluate_some, data, batch, n, perturbed) if targets else None
+            look = bool(targets) and self._facts.scaled is not False
+            evaluate = partial(self._evaluate_some, data, batch, n, perturbed) if look else None
             recognized = [identify_loss(loss, outputs, y.to(outputs.device), evaluate) for y in targets or text]
             unknown = "the loss is unknown: no targets can be told from the inputs in its batches"
             reason = recognized[0] if targets else unknown
@@ -174,6 +182,7 @@ class TheoryInputs:
         self, data: Any, batch: ProbeBatch, n: int, perturbed: bool, which: Tensor
     ) -> tuple[float, Tensor] | None:
         """Return the loss and the outputs of those of n samples that have these indices; ``None`` if the step fails."""
+        self._looked = True
         part = some_samples(data, n, which.to(self._function.model.device))
         try:
             inputs, _ = self._function.possible_targets(part, batch, len(which))

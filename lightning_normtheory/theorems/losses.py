@@ -130,16 +130,15 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor, evaluate: Eval
         >>> identify_loss(float(F.nll_loss(f.log_softmax(1), y)), f, y)
         KnownLoss(name='cross_entropy', scale=1.0, largest_target=0.0, classes=2, terms=1, summed=0)
     """
-    outputs, targets = outputs.detach(), targets.detach().to(device_for_float64(outputs.device))
+    place = torch.device("cpu") if outputs.numel() <= _PIECE else device_for_float64(outputs.device)
+    # One copy of few numbers instead of a wait for each comparison.
+    outputs, targets = outputs.detach().to(place), targets.detach().to(place)
     of_numbers = _per_sample_losses(outputs.reshape(len(outputs), -1), targets)
     for loss, per_sample in of_numbers:
         if _equal(loss.scale * float(per_sample.mean()), value):
             # Half the sum over two samples is their mean: only another number of samples tells them apart.
             ambiguous = _equal_to_a_sum(value, of_numbers)
             return (_scaled_loss(value, of_numbers, targets, evaluate) or loss) if ambiguous else loss
-    scaled = _scaled_loss(value, of_numbers, targets, evaluate)
-    if scaled is not None:
-        return scaled
     reasons: list[str] = []
     for each in _logits(outputs, targets):
         classes = each.rows.shape[1]
@@ -155,6 +154,9 @@ def identify_loss(value: float, outputs: Tensor, targets: Tensor, evaluate: Eval
         if others:
             low, high = int(each.labels.min()), int(each.labels.max())
             reasons.append(f"labels from {low} to {high} are not all among the {classes} classes")
+    scaled = _scaled_loss(value, of_numbers, targets, evaluate)  # last: it takes more forward passes
+    if scaled is not None:
+        return scaled
     neither = (
         "the loss is neither a square loss, nor a cross entropy, nor a logistic loss of outputs and targets; a"
         " regularizer in it counts"
@@ -205,24 +207,29 @@ def _scaled_loss(
     value: float, of_numbers: list[tuple[KnownLoss, Tensor]], targets: Tensor, evaluate: Evaluate | None
 ) -> KnownLoss | None:
     """Infer the constant of a square or logistic loss that is a mean or a sum over the batch."""
-    if evaluate is None:
+    if evaluate is None or not of_numbers or not (math.isfinite(value) and value > 0):
         return None
-    for name in dict.fromkeys(loss.name for loss, _ in of_numbers):
-        loss, whole = next((loss, each) for loss, each in of_numbers if loss.name == name)
-        n, order = len(whole), whole.argsort(descending=True).cpu()
-        if n < 2 or not math.isfinite(value) or value <= 0 or not bool(torch.isfinite(whole).all()):
-            continue
-        points = [(value, whole)]
-        for which in (order[: max(n // 3, 1)], order[max(n // 3, 1) :]):
-            if (evaluated := evaluate(which)) is None:
-                return None
-            outputs = evaluated[1].detach().reshape(len(which), -1)
-            same = _per_sample_losses(outputs, targets[which.to(targets.device)])
-            points += [(evaluated[0], each) for of, each in same if of.name == name][:1]
+    n, order = len(of_numbers[0][1]), of_numbers[0][1].argsort(descending=True).cpu()
+    if n < 2:
+        return None
+    parts = []
+    for which in (order[: max(n // 3, 1)], order[max(n // 3, 1) :]):
+        if (evaluated := evaluate(which)) is None:
+            return None
+        outputs = evaluated[1].detach().to(targets.device).reshape(len(which), -1)
+        parts.append((evaluated[0], dict(_by_name(_per_sample_losses(outputs, targets[which.to(targets.device)])))))
+    for name, (loss, whole) in _by_name(of_numbers):
+        points = [(value, whole), *((each, losses[name][1]) for each, losses in parts if name in losses)]
         if len(points) == 3 and (found := _common_scale(points)):
             scale, summed = found
             return loss._replace(scale=scale * n if summed else scale, summed=n if summed else 0)
     return None
+
+
+def _by_name(losses: list[tuple[KnownLoss, Tensor]]) -> Iterator[tuple[str, tuple[KnownLoss, Tensor]]]:
+    """Yield the first of each name."""
+    for name in dict.fromkeys(loss.name for loss, _ in losses):
+        yield name, next(each for each in losses if each[0].name == name)
 
 
 def _common_scale(points: list[tuple[float, Tensor]]) -> tuple[float, bool] | None:
@@ -239,7 +246,7 @@ def _common_scale(points: list[tuple[float, Tensor]]) -> tuple[float, bool] | No
         >>> _common_scale([(value + 0.01, each) for value, each in points])
     """
     means = [float(each.mean()) for _, each in points]
-    if not min(means) > 0:
+    if not (min(means) > 0 and math.isfinite(max(means))):
         return None
     tolerance = _CLOSE * min(1.0, 2 * (1 - min(means) / max(means)))
     if tolerance < _CLOSE / 50:  # of the order of rounding in float32

@@ -35,6 +35,7 @@ METRICS = (
         "lower end of an interval for λ_max of the training set, two standard errors below vᵀHv",
         "sharpness",
         role="lower",
+        every=8,
     ),
     _metric(
         "hessian_lambda_max_upper",
@@ -42,12 +43,14 @@ METRICS = (
         "upper end of an interval for λ_max of the training set, two standard errors above the probe's λ_max",
         "sharpness",
         role="upper",
+        every=8,
     ),
     _metric(
         "hessian_rayleigh_train",
         "vᵀHv",
         "curvature vᵀHv of the training set along the eigenvector of the probe, estimated from other samples",
         "rayleigh",
+        every=8,
     ),
     _metric(
         "hessian_rayleigh_train_error",
@@ -55,6 +58,7 @@ METRICS = (
         "standard error of that estimate",
         "sampling_error",
         error_of="hessian_rayleigh_train",
+        every=8,
     ),
     _converged("hessian_lambda_max_converged", "λ_max converged", "1 if the residual of λ_max is within the tolerance"),
     _keep_max(

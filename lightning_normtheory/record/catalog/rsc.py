@@ -24,7 +24,6 @@ METRICS = (
         "R, training set",
         "ratio ‖∇L‖²/L of the whole training set, estimated from the probe without the noise of few samples",
         "rsc",
-        row="R of the training set",
     ),
     _metric(
         "rsc_ratio_train_error",

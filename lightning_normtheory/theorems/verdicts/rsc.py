@@ -3,6 +3,7 @@
 import math
 
 from lightning_normtheory.architecture.chain import Chain
+from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.record.theorem_status import NOT_YET, TheoremStatus
 from lightning_normtheory.theorems.verdicts.chains import (
     check_activation,
@@ -61,7 +62,7 @@ def _check_start(judge: Judge, chain: Chain) -> list[str]:
     hidden, head = chain.links[:-1], chain.head.affine
     name = "W_0 ~ N(0, σ₀²) with one σ₀ (Assumption 2)"
     together = math.sqrt(
-        sum(float(link.affine.weight.double().square().sum()) for link in hidden)
+        sum(float(to_float64(link.affine.weight).square().sum()) for link in hidden)
         / max(sum(link.affine.weight.numel() for link in hidden), 1)
     )
     layers = {link.affine.origin.name.removesuffix(".weight"): (link.affine.weight, together) for link in hidden}

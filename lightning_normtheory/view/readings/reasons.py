@@ -20,12 +20,14 @@ class Missing(NamedTuple):
         why: a clause.
         when: in which share of the measured epochs or steps, in words.
         sections: of the report, of those metrics that the run has never logged; these have no panel.
+        minor: whether all are measured seldom and are in no short table.
     """
 
     what: str
     why: str
     when: str
     sections: frozenset[str]
+    minor: bool
 
 
 def missing(history: History) -> list[Missing]:
@@ -57,6 +59,7 @@ def missing(history: History) -> list[Missing]:
                 why,
                 f"every {history.unit}" if count == len(measured) else f"{count} of {len(measured)} {history.unit}s",
                 frozenset(panel.section for panel in PANELS if panel.key in unlogged),
+                all(metric.every > 1 and not metric.row for metric in map(find_metric, by_name)),
             )
         )
     return found

@@ -15,6 +15,9 @@ from lightning_normtheory.view.readings.theorems import theorem_lines
 __all__ = ["end_table"]
 
 _GAP, _INDENT, _MOST_DIGITS = 3, 4, 4
+# A table of more rows leaves some of these out, in this order.
+_MOST_ROWS = 10
+_SECONDARY = ("theta_distance", "weightnorm_displacement_v", "progressive_error_bound", "predictor_hessian_norm")
 Metrics = Mapping[str, float]
 
 
@@ -37,6 +40,8 @@ def end_table(history: History, width: int = 80) -> str:
     if rows:
         lines = [*_fold(_headline(history, rows).split(" "), width), *_table(_lines(history, rows), history, width)]
     for one in missing(history):
+        if one.minor:
+            continue
         when = "" if one.when == f"every {history.unit}" else f" in {one.when}"
         text = sentence(f"– {one.what}{when}: {one.why}")
         lines += _fold(textwrap.shorten(text, 3 * width - 20, placeholder=" …").split(" "), width)
@@ -87,6 +92,12 @@ def _compare_hessian(last: Metrics, history: History) -> Iterator[str]:
         yield "not converged"
 
 
+def _compare_ratio(last: Metrics, _: History) -> Iterator[str]:
+    error = standard_error("rsc_ratio_train", last)
+    if error > 0 and not math.isnan(last["rsc_ratio_train"]):  # 0: the probe is the training set
+        yield f"training set {_number(last['rsc_ratio_train'])} ± {error:.2g}"
+
+
 def _compare_kernel(last: Metrics, _: History) -> Iterator[str]:
     value, floor = last["ntk_lambda_min"], last.get("ntk_lambda_min_floor", math.nan)
     if not math.isnan(floor):
@@ -123,6 +134,7 @@ def _value(symbol: str, name: str, last: Metrics) -> Iterator[str]:
 
 # Compare the last value with the theory, given the metrics of that row. Other rows have no comparison.
 _COMPARISONS: dict[str, Callable[[Metrics, History], Iterator[str]]] = {
+    "rsc_ratio": _compare_ratio,
     "certificate_alpha": _compare_alpha,
     "certificate_rate_measured": _compare_rate,
     "hessian_lambda_max": _compare_hessian,
@@ -145,9 +157,11 @@ class _Line(NamedTuple):
 def _lines(history: History, rows: list[Row]) -> list[_Line]:
     """Return a line for each measured quantity: its first and last value, or one value if there is one row."""
     lines = []
+    shown = [metric.name for metric in METRICS if metric.row and any(metric.name in row.metrics for row in rows)]
+    left_out = [name for name in _SECONDARY if name in shown][: max(len(shown) - _MOST_ROWS, 0)]
     for metric in METRICS:
-        values = [row.metrics for row in rows if metric.row and metric.name in row.metrics]
-        if values:
+        values = [row.metrics for row in rows if metric.name in row.metrics]
+        if metric.name in shown and metric.name not in left_out:
             first, last = (each[metric.name] for each in (values[0], values[-1]))
             compare = _COMPARISONS.get(metric.name, lambda last, _: iter(()))
             undefined = ["NaN: see below" if history.reason(metric.name) else "NaN"]

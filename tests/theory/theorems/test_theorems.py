@@ -115,10 +115,7 @@ def test_on_a_relu_resnet_no_theorem_of_optimization_applies_and_the_reasons_are
     assert [row.verdict for row in rows] == [
         "does not apply",
         "generalized",
-        "does not apply",
-        "does not apply",
-        "does not apply",
-        "does not apply",
+        *["does not apply"] * 5,
     ]
     assert all(row.reasons for row in rows)
     assert "the activation ReLU is not smooth" in rows[WN].reasons
