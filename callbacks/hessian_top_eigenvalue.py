@@ -39,7 +39,7 @@ _WEIGHTED = "the sampler draws samples with different probabilities, and the bra
 _ONE_BATCH = "the training samples outside of the probe are a single batch, of which the spread is unknown"
 _NO_OTHERS = "no training samples outside of the probe can be read"
 # The bracket for the training set is measured at the first and then at every so many measurements.
-_BRACKET = 8
+_BRACKET = 16
 
 
 class EdgeOfStabilityDiagnostic(Diagnostic):
@@ -276,7 +276,7 @@ class HessianTopEigenvalue(DiagnosticCallback):
     * ``normtheory/hessian_lambda_max_converged``: 1 if the residual is at most ``tol``·|λ|, else 0;
     * ``normtheory/hessian_lambda_max_hvps``: the number of Hessian-vector products;
     * ``normtheory/hessian_lambda_max_seconds``: the time of these products;
-    * at the first and every 8th measurement, an interval for λ_max of the whole training set (`bracket_of_set`):
+    * at the first and every 16th measurement, an interval for λ_max of the whole training set (`bracket_of_set`):
       ``normtheory/hessian_lambda_max_lower``, ``normtheory/hessian_lambda_max_upper``; and
       ``normtheory/hessian_rayleigh_train``, ``…_error``: vᵀHv of the training set with the probe's eigenvector v, from
       half as many other samples, and its standard error. λ_max of a probe is too large on average, vᵀHv too small. Not

@@ -35,14 +35,14 @@ _NAMES = {
     "directions": "ntk_directions",
 }
 # Derivatives on a few samples are measured in every n-th measurement only, so that they hardly cost anything.
-_FEW_SAMPLES = 8
+_FEW_SAMPLES = 16
 
 
 class NormTheory(DiagnosticCallback):
     """Logs everything that `MinWeightNorm`, `RSCRatio`, `HessianTopEigenvalue`, `NTKLeastEigenvalue`, `Linearity`,
     `WeightNormTheory`, `BatchNormTheory`, `RademacherBound`, `ProgressiveBound` and `ConvergenceCertificate` log, on
     request also the trace of `HessianTrace`; shared quantities are computed once. Derivatives on a few samples
-    (`Linearity`) are measured in every 8th measurement, from the first on, second ones of models with up to four
+    (`Linearity`) are measured in every 16th measurement, from the first on, second ones of models with up to four
     million parameters.
 
     A diagnostic that does not apply to the model (the weight norms of a model without normalized layers) is left out

@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
 SHARED: Mapping[str, Callable[[Sizes], float]] = MappingProxyType(
     {
         "rsc": lambda sizes: 2.3 if sizes.outputs else 1.0,  # gradients of the loss and of the sum of the outputs
-        "problem": lambda sizes: 3 * FORWARD * sizes.share(min(4 * sizes.batch, 256)),
+        "problem": lambda sizes: 3 * FORWARD * sizes.share(min(2 * sizes.batch, 64)),
         "gap": lambda sizes: FORWARD * (1 + sizes.validation / sizes.probe) if sizes.validation else 0.0,
     }
 )

@@ -31,8 +31,8 @@ __all__ = ["KnownFacts", "TheoryInputs"]
 
 # Samples on which the forward pass is recorded.
 _RECORDED = 4
-# Batches, and samples of each, on which the loss is recognized.
-_LOSS_BATCHES, _LOSS_SAMPLES = 4, 64
+# Samples of the first batch and of the last, which may be shorter, on which the loss is recognized.
+_LOSS_SAMPLES = 32
 
 
 @dataclass
@@ -145,7 +145,7 @@ class TheoryInputs:
         """
         function = self._function
         found = []
-        for batch in function.all_batches[:_LOSS_BATCHES]:
+        for batch in (function.all_batches[0], *function.all_batches[1:][-1:]):
             n = min(batch.samples, _LOSS_SAMPLES)
             data = some_samples(function.on_device(batch), batch.samples, slice(n))
             inputs, targets = function.possible_targets(data, batch, n)

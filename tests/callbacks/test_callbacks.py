@@ -41,7 +41,7 @@ NTK_NAMES = {"ntk_lambda_min", "ntk_lambda_min_floor", "ntk_lambda_max", "ntk_co
 NTK_NAMES |= {"ntk_change", "ntk_change_max", "ntk_label_alignment", "ntk_samples", "ntk_seconds"}
 NTK_NAMES |= {"ntk_gradient_norm"}
 DISTANCES = {"theta_distance", "theta_distance_relative"}
-# Of few samples: in NormTheory only in every 8th measurement.
+# Of few samples: in NormTheory only in every 16th measurement.
 FEW_NAMES = {f"predictor_hessian_norm{of}" for of in ("", "_residual", "_converged")} | {"predictor_gradient_norm"}
 FEW_FIRST = {"predictor_input_gradient_norm", "linearity_hidden_gradient"}
 FEW_NAMES |= {*FEW_FIRST, "linearity_b", "linearity_hessian_to_kernel"}
@@ -62,7 +62,7 @@ CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient"
 CERTIFICATE_PARTS |= {f"rsc_{of}" for of in ("alpha", "margin", "threshold", "kappa")}
 # Below its floor the least eigenvalue is a rounding error of either sign, and quotients by it may be infinite.
 NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
-# Logged or not depending on a measured value, or at every eighth measurement.
+# Logged or not depending on a measured value, or at every 16th measurement.
 SOMETIMES = {
     "ntk_crossover",
     "ntk_change_bound",

@@ -84,16 +84,16 @@ def test_the_bracket_uses_samples_outside_of_the_probe():
     assert row["hessian_rayleigh_train"] <= whole + 2 * row["hessian_rayleigh_train_error"]
 
 
-def test_the_bracket_is_measured_at_every_eighth_measurement_also_after_a_resume():
+def test_the_bracket_is_measured_at_every_16th_measurement_also_after_a_resume():
     loaded = data(n=64, batch=8)[2]
     first = trainer([HessianTopEigenvalue(probe=32)], max_epochs=5, default_root_dir="first")
     first.fit(Classifier("plain").double(), loaded)
     first.save_checkpoint("middle.ckpt")
-    again = trainer([HessianTopEigenvalue(probe=32)], max_epochs=9, default_root_dir="second")
+    again = trainer([HessianTopEigenvalue(probe=32)], max_epochs=17, default_root_dir="second")
     again.fit(Classifier("plain").double(), loaded, ckpt_path="middle.ckpt")
-    for folder, expected in (("first", {0}), ("second", {8})):
+    for folder, expected in (("first", {0}), ("second", {16})):
         assert {epoch for epoch, row in rows(folder).items() if f"normtheory/{BRACKET[0]}" in row} == expected
-    assert max(rows("second")) == 8
+    assert max(rows("second")) == 16
 
 
 def test_no_bracket_for_a_single_batch_of_coupled_samples():

@@ -35,7 +35,7 @@ METRICS = (
         "lower end of an interval for λ_max of the training set, two standard errors below vᵀHv",
         "sharpness",
         role="lower",
-        every=8,
+        every=16,
     ),
     _metric(
         "hessian_lambda_max_upper",
@@ -43,14 +43,14 @@ METRICS = (
         "upper end of an interval for λ_max of the training set, two standard errors above the probe's λ_max",
         "sharpness",
         role="upper",
-        every=8,
+        every=16,
     ),
     _metric(
         "hessian_rayleigh_train",
         "vᵀHv",
         "curvature vᵀHv of the training set along the eigenvector of the probe, estimated from other samples",
         "rayleigh",
-        every=8,
+        every=16,
     ),
     _metric(
         "hessian_rayleigh_train_error",
@@ -58,7 +58,7 @@ METRICS = (
         "standard error of that estimate",
         "sampling_error",
         error_of="hessian_rayleigh_train",
-        every=8,
+        every=16,
     ),
     _converged("hessian_lambda_max_converged", "λ_max converged", "1 if the residual of λ_max is within the tolerance"),
     _keep_max(
@@ -78,7 +78,7 @@ METRICS = (
         "max ‖∇²f‖",
         "largest norm of the outputs' Hessian over samples",
         "predictor",
-        every=8,
+        every=16,
         row="max ‖∇²f‖",
     ),
     _residual(

@@ -4,9 +4,9 @@ from functools import partial
 
 from lightning_normtheory.record.metric_info import MetricInfo
 
-# NormTheory measures on a few samples in every 8th measurement.
+# NormTheory measures on a few samples in every 16th measurement.
 _metric = partial(MetricInfo, callback="Linearity", extreme="max")
-_seldom = partial(_metric, every=8)
+_seldom = partial(_metric, every=16)
 
 METRICS = (
     _metric(
