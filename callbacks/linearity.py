@@ -249,9 +249,9 @@ class Linearity(DiagnosticCallback):
       Theorem 3.1, condition (b)).
 
     All are measured at the current parameters: none of them is a supremum over a ball, as LIN's theorems have it,
-    except the bound. `NormTheory` measures those on a few samples in every 16th measurement, and second derivatives only
-    of models with up to four million parameters, of one output of each sample, with ten products: a lower bound of the
-    norm unless ``…_converged`` is 1.
+    except the bound. `NormTheory` measures those on a few samples in every 16th measurement, and second derivatives
+    only of models with up to four million parameters, of one output of each sample, with ten products: a lower bound
+    of the norm unless ``…_converged`` is 1.
 
     The arguments that are not listed are those of `DiagnosticCallback`.
 
