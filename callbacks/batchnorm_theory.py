@@ -21,7 +21,7 @@ from lightning_normtheory.theorems.papers.bn_bounds import (
 )
 from lightning_normtheory.theorems.papers.bn_factors import batchnorm_factors
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, BatchNormNetwork, batchnorm_network
-from lightning_normtheory.theorems.papers.bn_margin import batchnorm_margin
+from lightning_normtheory.theorems.papers.bn_margin import batchnorm_margin, class_signs
 
 __all__ = ["BatchNormTheory"]
 
@@ -101,7 +101,7 @@ class BatchNormTheoryDiagnostic(Diagnostic):
             )
         if start.gammas is None:
             return metrics
-        labels = _two_classes(measurement.theory.targets(self._samples), start.n)
+        labels = class_signs(measurement.theory.targets(self._samples), start.n)
         if not isinstance(form, str) and labels is not None:
             metrics["batchnorm_margin"] = form.normalized_margin(labels)
         else:
@@ -177,7 +177,7 @@ def _epsilons(function: MeasuredFunction) -> dict[str, float]:
 
 
 def _started(form: BatchNormForm, targets: Tensor | None) -> _Start:
-    labels = _two_classes(targets, len(form.x_centered))
+    labels = class_signs(targets, len(form.x_centered))
     gammas = None
     if labels is not None:
         margins = [batchnorm_margin(features, labels) for features in (form.features_a, form.features_c)]
@@ -197,16 +197,6 @@ def _started(form: BatchNormForm, targets: Tensor | None) -> _Start:
 def _outer(network: BatchNormNetwork) -> Tensor:
     """Return a copy of U = (a, c)."""
     return torch.cat([network.a.detach().flatten(), network.c.detach().flatten()]).cpu()
-
-
-def _two_classes(targets: Tensor | None, n: int) -> Tensor | None:
-    """Return +1 for the larger of two labels and −1 for the smaller; ``None`` for anything else. Floats: −1, 0 or 1."""
-    if targets is None or targets.numel() != n:
-        return None
-    values = targets.flatten().unique()
-    if len(values) != 2 or (targets.is_floating_point() and not set(values.tolist()) <= {-1.0, 0.0, 1.0}):
-        return None
-    return torch.where(targets.flatten() == values[1], 1, -1)
 
 
 class BatchNormTheory(DiagnosticCallback):

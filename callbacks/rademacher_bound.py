@@ -78,12 +78,10 @@ class RademacherBoundDiagnostic(Diagnostic):
         x_norm = problem.x_norm if self._x_norm is None else self._x_norm
         complexity = self._least(problem.complexity, measurement, n, x_norm)
         metrics = {_BOUND: complexity.rademacher(n, x_norm), "rademacher_x_norm": x_norm}
-        if not isinstance(problem.loss, KnownLoss):
-            self.reasons[f"{_GAP}_bound"] = problem.loss
+        loss = measurement.theory.loss
+        if not isinstance(loss, KnownLoss):
+            self.reasons[f"{_GAP}_bound"] = loss
             return metrics
-        loss = problem.loss
-        if loss.is_square and measurement.theory.target_matrix is not None:
-            loss = loss._replace(largest_target=float(measurement.theory.target_matrix.abs().max()))
         found = generalization_bound(complexity, loss, n=n, x_norm=x_norm, delta=self._delta)
         return {**metrics, f"{_GAP}_bound": found.value, f"{_GAP}_bound_fixed_radii": found.fixed}
 

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from lightning_normtheory.callbacks.engine.cost import FORWARD, SHARED, Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Diagnostic
+from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.gradient_steps import gradient_steps
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import say
@@ -48,12 +50,14 @@ class TheoremVerdictsDiagnostic(Diagnostic):
     def _examine(self, measurement: Measurement) -> None:
         theory = measurement.theory
         facts = Facts(
-            theory.problem,
+            replace(theory.problem, loss=theory.loss),
             theory.dgm_form(self._samples),
             theory.batchnorm_form(self._samples),
             theory.targets(self._samples),
             dropout_layers(measurement.model),
             measurement.training_samples,
+            _examined(measurement.function),
+            theory.is_random(),
         )
         theorem = facts.batchnorm_theorem
         self._asked_rate = None if theorem is None else theorem.learning_rate
@@ -81,7 +85,7 @@ class TheoremVerdictsDiagnostic(Diagnostic):
         """Collect what the theorems ask about the run; with the metrics of this measurement, if it has any."""
         function, n = measurement.function, measurement.training_samples
         steps = gradient_steps(function)
-        used = sum(batch.samples for batch in function.all_batches)
+        used = _examined(function)
         kernel = None
         if values and any(row.key.startswith("dgm") and row.verdict == "fits" for row in self._theorems):
             kernel = measurement.kernels.tangent_kernel(self._samples, "trace")
@@ -119,6 +123,11 @@ class TheoremVerdictsDiagnostic(Diagnostic):
         if (SAMPLE_SETTINGS | {"loss", "predict", "parameters", "ntk_samples"}) & set(changed):
             self._examined = False  # check the theorems again
         return ""
+
+
+def _examined(function: MeasuredFunction) -> int:
+    """Return the number of samples of the probe."""
+    return sum(batch.samples for batch in function.all_batches)
 
 
 def _why(row: TheoremStatus) -> str:

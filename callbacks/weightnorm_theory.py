@@ -23,7 +23,6 @@ from lightning_normtheory.theorems.papers.dgm_rates import BestScale, best_scale
 from lightning_normtheory.theorems.papers.dgm_training import (
     dgm_radii,
     dgm_reach,
-    in_direction_regime,
     near_sign_change,
     sign_changes,
 )
@@ -163,7 +162,7 @@ class WeightNormTheoryDiagnostic(Diagnostic):
         eta = 2 * dgm.factor * rate
         kernel = measurement.kernels.tangent_kernel(self._samples, "trace")
         metrics = {"dgm_step": eta * kernel.lambda_max}
-        return metrics | ({"dgm_step_v": eta * dgm.v_norm / form.alpha**2} if in_direction_regime(form) else {})
+        return metrics | ({"dgm_step_v": eta * dgm.v_norm / form.alpha**2} if form.directions_dominate else {})
 
     def _guarantees(self, form: DGMForm, dgm: _DGMStart, start: WeightNormStart) -> dict[str, float]:
         """Return radii and widths, and how far a training at the theorem's rate can go."""

@@ -20,6 +20,7 @@ from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.batches import joined
 from lightning_normtheory.model.checks import some_samples
+from lightning_normtheory.model.layers import batch_norm_layers
 from lightning_normtheory.scaling.split import BatchNormSplit
 from lightning_normtheory.theorems.losses import KnownLoss, as_targets, identify_loss, same_loss
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm, batchnorm_form, batchnorm_network
@@ -103,6 +104,34 @@ class TheoryInputs:
         if isinstance(loss, KnownLoss) and facts.perturbed_loss is not None:
             loss = same_loss([loss, facts.perturbed_loss])
         return Problem(output, facts.x_norms, loss, self._function.theta)
+
+    @property
+    def loss(self) -> KnownLoss | str:
+        """The training loss, as in `problem`; the square loss with the largest target of the whole probe."""
+        loss = self.problem.loss
+        if isinstance(loss, str) or not loss.is_square or self.target_matrix is None:
+            return loss
+        return loss._replace(largest_target=float(self.target_matrix.abs().max()))
+
+    def is_random(self) -> bool:
+        """Return whether the training step draws random numbers in training mode, as with a functional dropout."""
+        function = self._function
+        batch, layers = function.all_batches[0], set(batch_norm_layers(function.model).values())
+        training = [module for module in function.model.modules() if module.training and module not in layers]
+        found = []
+        with function.measuring(independent=True), function.without_graph():
+            data = some_samples(function.on_device(batch), batch.samples, slice(min(batch.samples, _RECORDED)))
+            for seed in (1, 2):
+                function.reset_state()
+                for module in training:  # `measuring` has switched it off
+                    module.training = True
+                try:
+                    with isolated_rng(seed):
+                        found.append(float(function.loss_on(data, batch.index).detach()))
+                except Exception:  # noqa: BLE001  # of a step that needs whole batches: then it is not known
+                    return False
+        # Sums on a GPU differ by rounding.
+        return math.isfinite(found[0]) and not math.isclose(*found, rel_tol=1e-5)
 
     @property
     def plain_learning_rate(self) -> float | None:

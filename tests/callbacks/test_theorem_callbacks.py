@@ -241,6 +241,28 @@ def test_a_run_that_is_not_gradient_descent_does_not_fit(change, reason):
     assert row["normtheory/theorem__wn_6_1"] == 1  # any training may end in that ball
 
 
+class Dropping(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net[2](nn.functional.dropout(self.net[1](self.net[0](x)), 0.5, self.training))
+
+
+def test_a_functional_dropout_is_noticed():
+    fit(ConvergenceCertificate(on_error="raise"), Regression(Dropping(paper_network(8, 1, 1.0))), samples(4), epochs=1)
+    row = header()["theorems"][0]
+    assert (row["verdict"], row["reasons"]) == ("does not apply", ["the training step draws random numbers"])
+
+
+def test_the_targets_of_all_samples_are_looked_at():
+    x, y = samples(100)
+    y[90] = 3.0
+    fit(ConvergenceCertificate(on_error="raise", probe=100), Regression(paper_network(8, 1, 1.0)), (x, y), epochs=1)
+    assert "|y| reaches 3, above 1" in header()["theorems"][1]["reasons"]
+
+
 def test_dgms_own_loss_and_network_are_recognized():
     data = unit_samples(8, 50), torch.rand(8, 1, dtype=torch.float64)
     module = Regression(DGMNetwork(50, 64, 0.5), lr=0.05, loss=lambda f, y: 0.5 * (f - y).square().sum())

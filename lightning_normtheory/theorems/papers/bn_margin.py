@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_normtheory.measuring.progress import tick
 
-__all__ = ["Margin", "batchnorm_margin"]
+__all__ = ["Margin", "batchnorm_margin", "class_signs"]
 
 # The search ends at the first of these relative gaps; up to the second the margin counts as exact.
 _AIM, _EXACT = 1e-9, 1e-6
@@ -45,6 +45,24 @@ class Margin(NamedTuple):
     def gap(self) -> float:
         """upper − lower ≥ 0, the error bound of the value."""
         return self.upper - self.lower
+
+
+def class_signs(targets: Tensor | None, n: int) -> Tensor | None:
+    """Return +1 for the larger of two labels of n samples and −1 for the smaller, on the CPU; ``None`` for anything
+    else. Floats must be −1, 0 or 1.
+
+    Example:
+        >>> class_signs(torch.tensor([3, 7, 3]), 3)
+        tensor([-1,  1, -1])
+        >>> class_signs(torch.tensor([0.3, 0.7, 0.3]), 3)
+    """
+    if targets is None or targets.numel() != n:
+        return None
+    labels = targets.flatten().cpu()
+    values = labels.unique()
+    if len(values) != 2 or (labels.is_floating_point() and not set(values.tolist()) <= {-1.0, 0.0, 1.0}):
+        return None
+    return torch.where(labels == values[1], 1, -1)
 
 
 def batchnorm_margin(features: Tensor, labels: Tensor) -> Margin:

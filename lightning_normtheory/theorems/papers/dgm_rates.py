@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.theorems.papers.dgm import DGMForm, infinite_width_kernels
-from lightning_normtheory.theorems.papers.dgm_training import in_direction_regime
 
 __all__ = ["LARGEST_STEP", "BestScale", "Widths", "best_scale", "dgm_rate", "dgm_widths", "inverse_condition"]
 
@@ -62,7 +61,7 @@ def dgm_widths(form: DGMForm, *, n: int, delta: float) -> Widths:
     lengths = max(_power(n / (form.alpha * mu_0), 4), _power(n / mu_0, 2)) * log if mu_0 else math.inf
     smallest = min(lambda_0, mu_0)
     any_scale = _power(n / smallest, 4) * log if smallest else math.inf
-    return Widths(directions, lengths, any_scale, directions if in_direction_regime(form) else lengths)
+    return Widths(directions, lengths, any_scale, directions if form.directions_dominate else lengths)
 
 
 def _power(base: float, exponent: int) -> float:

@@ -12,7 +12,6 @@ __all__ = [
     "Radii",
     "dgm_radii",
     "dgm_reach",
-    "in_direction_regime",
     "near_sign_change",
     "sign_change_bound",
     "sign_changes",
@@ -24,11 +23,6 @@ class Radii(NamedTuple):
 
     directions: float
     lengths: float
-
-
-def in_direction_regime(form: DGMForm) -> bool:
-    """Tell whether Theorem 4.1 (α ≤ 1) is about the network, else 4.2; α is measured, so 1 has a rounding error."""
-    return form.alpha <= 1 + 1e-6
 
 
 def dgm_radii(form: DGMForm, *, n: int, d: int, width: int, delta: float) -> Radii:
@@ -48,7 +42,7 @@ def dgm_radii(form: DGMForm, *, n: int, d: int, width: int, delta: float) -> Rad
         0.0001
     """
     scale = n * (width / delta) ** (1 / d)
-    if in_direction_regime(form):
+    if form.directions_dominate:
         return Radii(form.alpha * form.lambda_0 / (192 * scale), form.lambda_0 / (96 * scale))
     return Radii(math.sqrt(2 * math.pi) * form.alpha * form.mu_0 / (64 * scale), form.mu_0 / (48 * scale))
 

@@ -9,7 +9,7 @@ from lightning_normtheory.record.theorem_status import TheoremStatus
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm
 from lightning_normtheory.theorems.problem import Problem
 from lightning_normtheory.theorems.verdicts.chains import check_gaussian
-from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run, status
+from lightning_normtheory.theorems.verdicts.facts import NOT_SHOWN, Facts, Judge, Run, status
 
 __all__ = ["bn_descent", "bn_steps", "two_layer_batch_norm", "two_layer_batch_norm_descent"]
 
@@ -17,6 +17,8 @@ __all__ = ["bn_descent", "bn_steps", "two_layer_batch_norm", "two_layer_batch_no
 def two_layer_batch_norm(facts: Facts, run: Run | None) -> TheoremStatus:
     """Judge BN, Theorem 2.1, whose printed constants differ from those of the paper's proof."""
     judge, of_run = _judges(facts, run, bn_steps)
+    if not isinstance(facts.batchnorm, str):
+        judge.unknown("i.i.d. samples", NOT_SHOWN)
     notes = ["the printed constants differ from those of the paper's proof"]
     return status("BN, Theorem 2.1 (two-layer ReLU)", judge, of_run, notes)
 
@@ -43,17 +45,18 @@ def _judges(facts: Facts, run: Run | None, judge_steps: Callable[[Run], Judge]) 
 def _check_network(judge: Judge, form: BatchNormForm, facts: Facts) -> None:
     largest = float(form.x_centered.norm(dim=1).max())
     far = f"‖x̄‖ of the centered inputs reaches {largest:.3g}, but may be at most 1" if largest > 1.001 else ""
-    judge.check("‖x̄_i‖ ≤ 1", far, f"at most {largest:.3g}")
+    part = facts.part(len(form.x_centered))
+    judge.check_samples(part, "‖x̄_i‖ ≤ 1", far, f"at most {largest:.3g}")
     _check_loss(judge, facts.problem)
     trained = {id(p) for p in facts.problem.trained.values()}
     own = {"v": form.network.hidden.weight, "c": form.network.norm.weight, "a": form.network.head.weight}
     frozen = [name for name, tensor in own.items() if tensor is not None and id(tensor) not in trained]
     judge.check("a, c and V are trained", f"not trained: {', '.join(frozen)}" if frozen else "")
-    judge.check("no dropout", f"dropout in training ({', '.join(facts.dropout)})" if facts.dropout else "")
-    judge.check("y = ±1", "" if facts.signs is not None else "the labels do not have two classes")
+    judge.check("no dropout", facts.dropped)
+    judge.check_samples(part, "y = ±1", "" if facts.signs is not None else "the labels do not have two classes")
     if facts.margin is not None:
         none = "" if facts.margin > 0 else "the margin γ_a + γ_c at initialization is 0"
-        judge.check("γ_a + γ_c > 0 (Assumption 1.2)", none, f"{facts.margin:.3g}")
+        judge.check_samples(part, "γ_a + γ_c > 0 (Assumption 1.2)", none, f"{facts.margin:.3g}")
     found, width = facts.batchnorm_theorem, len(form.v)
     if found is not None:
         allowed = f"{found.width_lower:.2g} to {found.width_upper:.2g}"

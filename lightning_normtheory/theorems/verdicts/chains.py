@@ -66,15 +66,16 @@ def check_trained(judge: Judge, facts: Facts, *, needed: bool = False) -> None:
                 frozen.append(origin.name.removesuffix(".weight"))
         problem = f"not trained: {join_names(frozen)}" if frozen else ""
         judge.check("every layer is trained", problem, needed=needed)
-    dropped = f"dropout in training ({join_names(facts.dropout)})" if facts.dropout else ""
-    judge.check("no dropout", dropped)
+    judge.check("no dropout", facts.dropped)
 
 
-def check_input_norm(judge: Judge, problem: Problem, value: float, name: str) -> None:
+def check_input_norm(judge: Judge, facts: Facts, value: float, name: str) -> None:
+    problem = facts.problem
     low, high = problem.x_norms
     measured = f"{high:.3g}" if math.isclose(low, high, rel_tol=_CLOSE) else f"between {low:.3g} and {high:.3g}"
     different = "" if problem.inputs_have_norm(value) else f"‖x‖ is {measured}, not {name}"
-    judge.check(f"‖x_i‖ = {name} (Assumption 2)", different, measured, needed=False)
+    part = facts.part(facts.examined)
+    judge.check_samples(part, f"‖x_i‖ = {name} (Assumption 2)", different, measured, needed=False)
 
 
 def check_square_loss(judge: Judge, problem: Problem, *, needed: bool = True) -> None:

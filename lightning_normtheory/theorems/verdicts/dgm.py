@@ -4,13 +4,12 @@ import math
 
 from lightning_normtheory.record.theorem_status import NOT_YET, TheoremStatus
 from lightning_normtheory.theorems.papers.dgm import DGMForm
+from lightning_normtheory.theorems.papers.dgm_rates import LARGEST_STEP, dgm_widths
 from lightning_normtheory.theorems.problem import Problem
 from lightning_normtheory.theorems.verdicts.chains import check_descent
 from lightning_normtheory.theorems.verdicts.facts import DELTA, Facts, Judge, Run, status
 
 __all__ = ["dgm_steps", "two_layer_relu"]
-
-_LARGEST_STEP = 1 / 3  # ηλ_max(Λ) of Theorem C.1
 
 
 def two_layer_relu(facts: Facts, run: Run | None) -> TheoremStatus:
@@ -25,16 +24,14 @@ def two_layer_relu(facts: Facts, run: Run | None) -> TheoremStatus:
         judge.check(start, f"the start of v is not Gaussian: {form.start}" if form.start else "")
     else:
         judge.unknown(start, "there are too few weights to tell")
-    judge.check(
-        "‖x_i‖ ≤ 1 (Assumption 1)", "" if form.x_norm <= 1.001 else f"‖x‖ reaches {form.x_norm:.3g}, above 1",
-        f"at most {form.x_norm:.3g}",
-    )  # fmt: skip
-    judge.check("no two samples are parallel (Assumption 1)", form.parallel)
+    part = facts.part(form.samples)
+    far = "" if form.x_norm <= 1.001 else f"‖x‖ reaches {form.x_norm:.3g}, above 1"
+    judge.check_samples(part, "‖x_i‖ ≤ 1 (Assumption 1)", far, f"at most {form.x_norm:.3g}")
+    judge.check_samples(part, "no two samples are parallel (Assumption 1)", form.parallel)
     judge.check("d ≥ 50 (Assumption 2)", "" if form.inputs >= 50 else f"d is {form.inputs}, below 50", str(form.inputs))
     _check_loss(judge, problem)
     _check_width(judge, form, facts.samples)
-    dropped = f"dropout in training ({', '.join(facts.dropout)})" if facts.dropout else ""
-    judge.check("no dropout", dropped)
+    judge.check("no dropout", facts.dropped)
     number, regime = ("4.1", "α ≤ 1") if form.directions_dominate else ("4.2", "α > 1")
     of_run = None if run is None else dgm_steps(run)
     return status(f"DGM, Theorem {number} (two-layer ReLU, {regime})", judge, of_run)
@@ -62,15 +59,12 @@ def _check_width(judge: Judge, form: DGMForm, samples: int | None) -> None:
     if n != form.samples:
         judge.unknown("the width m = Ω(…)", f"the least eigenvalue is that of {form.samples} of {n} samples")
         return
-    logarithm = math.log(n / DELTA)
     if least <= floor:
         judge.unknown("the width m = Ω(…)", "λ_min(V∞) or λ_min(G∞) is zero up to rounding")
         return
-    if form.directions_dominate:
-        name, asked = "m = Ω(n⁴ log(n/δ)/λ₀⁴)", n**4 * logarithm / least**4
-    else:
-        name = "m = Ω(max(n⁴ log(n/δ)/(α⁴μ₀⁴), n² log(n/δ)/μ₀²))"
-        asked = max(n**4 * logarithm / (form.alpha * least) ** 4, n**2 * logarithm / least**2)
+    lengths = "m = Ω(max(n⁴ log(n/δ)/(α⁴μ₀⁴), n² log(n/δ)/μ₀²))"
+    name = "m = Ω(n⁴ log(n/δ)/λ₀⁴)" if form.directions_dominate else lengths
+    asked = dgm_widths(form, n=n, delta=DELTA).own
     judge.unknown(name, f"m = {form.width}, {asked:.2g} up to a constant that is not given (δ = {DELTA})")
 
 
@@ -88,7 +82,7 @@ def dgm_steps(run: Run) -> Judge:
         value = run.rate * 2 * loss.scale / (loss.summed or run.samples or run.kernel_samples) * run.lambda_max
         part = run.samples != run.kernel_samples
         text = f"η‖Λ‖ = {value:.3g}" + (f" on {run.kernel_samples} samples only" if part else "")
-        if value > _LARGEST_STEP * (1 + 1e-6):
+        if value > LARGEST_STEP * (1 + 1e-6):
             judge.check(name, f"{text}, above 1/3")
         elif part:
             judge.unknown(name, text)

@@ -6,21 +6,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.record.theorem_status import NOT_YET, Assumption, TheoremStatus, Verdict
+from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.theorems.losses import KnownLoss
 from lightning_normtheory.theorems.papers.bn_bounds import BatchNormTheorem, batchnorm_theorem
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm
-from lightning_normtheory.theorems.papers.bn_margin import batchnorm_margin
+from lightning_normtheory.theorems.papers.bn_margin import batchnorm_margin, class_signs
 from lightning_normtheory.theorems.papers.dgm import DGMForm
 from lightning_normtheory.theorems.problem import Problem
 
-__all__ = ["DELTA", "Facts", "Judge", "Run", "dropout_layers", "status"]
+__all__ = ["DELTA", "NOT_SHOWN", "Facts", "Judge", "Run", "dropout_layers", "status"]
 
 # The probability that DGM's and BN's theorems fail, for the numbers beside their conditions.
 DELTA = 0.01
+# Why it cannot be checked that samples are i.i.d.
+NOT_SHOWN = "samples do not show how they were drawn"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Facts:
         targets: the labels of the samples of ``batchnorm``, if they are known.
         dropout: the names of layers that drop values at random in training.
         samples: n, the size of the training set; ``None`` if it is not known.
+        examined: the number of samples that ``problem`` is about; ``None``: all.
+        random: whether the training step draws random numbers.
     """
 
     problem: Problem
@@ -42,15 +46,26 @@ class Facts:
     targets: Tensor | None = None
     dropout: tuple[str, ...] = ()
     samples: int | None = None
+    examined: int | None = None
+    random: bool = False
+
+    @property
+    def dropped(self) -> str:
+        """Why training is random; empty if it is not known to be."""
+        if self.dropout:
+            return f"dropout in training ({join_names(self.dropout)})"
+        return "the training step draws random numbers" if self.random else ""
+
+    def part(self, examined: int | None) -> str:
+        """Return which part of the training set so many samples are; empty for all of it."""
+        if examined is None or examined == self.samples:
+            return ""
+        return f"on {examined} of {self.samples or 'an unknown number of'} samples"
 
     @cached_property
     def signs(self) -> Tensor | None:
         """The labels as ±1, if there are two classes of them."""
-        values = torch.empty(0, device="cpu") if self.targets is None else self.targets.flatten().unique()
-        n = 0 if isinstance(self.batchnorm, str) else len(self.batchnorm.x_centered)
-        if self.targets is None or len(values) != 2 or self.targets.numel() != n:
-            return None
-        return torch.where(self.targets.flatten() == values[1], 1, -1).cpu()
+        return None if isinstance(self.batchnorm, str) else class_signs(self.targets, len(self.batchnorm.x_centered))
 
     @cached_property
     def margin(self) -> float | None:
@@ -136,6 +151,15 @@ class Judge:
         text = problem if isinstance(problem, str) else "; ".join(problem)
         state: Literal["holds", "fails"] = "fails" if text else "holds"
         self.found.append(Assumption(name, self._part, state, text or value, needed))
+
+    def check_samples(
+        self, part: str, name: str, problem: str | Iterable[str], value: str = "", *, needed: bool = True
+    ) -> None:
+        """Add an assumption about all samples: that it holds on a part of them, as in `Facts.part`, is not enough."""
+        if part and not problem:
+            self.unknown(name, f"{value or 'holds'} {part}")
+        else:
+            self.check(name, problem, value, needed=needed)
 
     def unknown(self, name: str, missing: str) -> None:
         """Add an assumption that cannot be checked."""

@@ -40,7 +40,7 @@ def restricted_strong_convexity(facts: Facts, run: Run | None) -> TheoremStatus:
     check_activation(judge, problem)
     if isinstance(problem.chain, Chain):
         inputs = problem.chain.links[0].affine.weight.shape[1]
-        check_input_norm(judge, problem, math.sqrt(inputs), f"√{inputs}")
+        check_input_norm(judge, facts, math.sqrt(inputs), f"√{inputs}")
     else:
         judge.unknown("‖x_i‖ = √d (Assumption 2)", "d is not known without a chain of layers")
     check_square_loss(judge, problem)

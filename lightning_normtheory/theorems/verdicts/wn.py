@@ -4,7 +4,6 @@ import math
 
 from lightning_normtheory.architecture.chain import Chain
 from lightning_normtheory.record.theorem_status import NOT_YET, TheoremStatus
-from lightning_normtheory.theorems.problem import Problem
 from lightning_normtheory.theorems.verdicts.chains import (
     check_activation,
     check_descent,
@@ -15,7 +14,7 @@ from lightning_normtheory.theorems.verdicts.chains import (
     check_trained,
     check_value,
 )
-from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run, status
+from lightning_normtheory.theorems.verdicts.facts import NOT_SHOWN, Facts, Judge, Run, status
 
 __all__ = ["weight_norm_generalization", "weight_norm_optimization", "wn_iterates", "wn_radius"]
 
@@ -33,7 +32,7 @@ def weight_norm_optimization(facts: Facts, run: Run | None) -> TheoremStatus:
     judge.check("f is a chain of layers", problem.chain if isinstance(problem.chain, str) else "")
     _check_network(judge, facts)
     check_activation(judge, problem)
-    check_input_norm(judge, problem, 1.0, "1")
+    check_input_norm(judge, facts, 1.0, "1")
     check_square_loss(judge, problem)
     check_one_output(judge, problem)
     check_trained(judge, facts)
@@ -95,11 +94,11 @@ def weight_norm_generalization(facts: Facts, run: Run | None) -> TheoremStatus:
     check_activation(judge, problem, smooth_needed=False)
     shifted = [f"φ(0) of {phi.name} is {phi.at_zero:.3g}, not 0" for phi in problem.activations if phi.at_zero != 0]
     judge.check("φ(0) = 0", shifted, needed=False)
-    check_input_norm(judge, problem, 1.0, "1")
+    check_input_norm(judge, facts, 1.0, "1")
     check_square_loss(judge, problem, needed=False)
-    _check_targets(judge, problem)
+    _check_targets(judge, facts)
     check_one_output(judge, problem)
-    judge.unknown("i.i.d. samples", "samples do not show how they were drawn")
+    judge.unknown("i.i.d. samples", NOT_SHOWN)
     return status("WN, Theorem 6.1 (generalization)", judge, None if run is None else wn_radius(run))
 
 
@@ -110,10 +109,11 @@ def wn_radius(run: Run) -> Judge:
     return judge
 
 
-def _check_targets(judge: Judge, problem: Problem) -> None:
-    loss = problem.loss
+def _check_targets(judge: Judge, facts: Facts) -> None:
+    loss = facts.problem.loss
     if isinstance(loss, str) or not loss.is_square:
         judge.unknown("|y| ≤ 1", "the targets of another loss")
         return
     large = f"|y| reaches {loss.largest_target:.3g}, above 1" if loss.largest_target > 1 else ""
-    judge.check("|y| ≤ 1", large, f"{loss.largest_target:.3g}", needed=False)
+    part = facts.part(facts.examined)
+    judge.check_samples(part, "|y| ≤ 1", large, f"{loss.largest_target:.3g}", needed=False)

@@ -385,6 +385,7 @@ BN_CASES = [
     (lambda: bn(loss=square), "logistic loss", "not the logistic loss"),
     (lambda: bn(loss=lambda f, y: 2 * LOGISTIC(f, y)), "logistic loss", "2 times"),
     (lambda: bn(y=torch.tensor([0.0, 0.5, 1.0, 1.0] * 2).double()[:, None]), "y = ±1", "two classes"),
+    (lambda: bn(y=torch.tensor([0.3, 0.7] * 4).double()[:, None]), "y = ±1", "two classes"),
     (lambda: bn(x=replaced(unit_samples(8, 50) / 2, 1, lambda x: x[0])), "γ_a + γ_c > 0", "is 0"),
     (lambda: bn(net=normed(lambda n: nn.init.constant_(n[1].weight, 2.0))), "c = 1", "not 1"),
     (lambda: bn(net=normed(lambda n: uniform(n[0].weight))), "V_0 ~ N", "not Gaussian"),

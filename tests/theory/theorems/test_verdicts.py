@@ -1,6 +1,7 @@
 """Each assumption of each theorem: where only this one fails, the verdict names it and does not say "applies"."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from torch import nn
 from lightning_normtheory import applicable_theorems, empirical_ntk
 from lightning_normtheory.theorems.descent import dgm_condition
 from lightning_normtheory.theorems.initialization import why_not_gaussian
+from lightning_normtheory.theorems.papers.bn_form import batchnorm_form
 from lightning_normtheory.theorems.papers.dgm import dgm_form
-from lightning_normtheory.theorems.verdicts.facts import Run
-from lightning_normtheory.theorems.verdicts.table import judge_run
+from lightning_normtheory.theorems.problem import network_problem
+from lightning_normtheory.theorems.verdicts.facts import Facts, Run
+from lightning_normtheory.theorems.verdicts.table import judge_run, judge_theorems
 
 from support.theory.theorem_cases import DGMNetwork, square, unit_samples
 from support.theory.verdict_cases import (
@@ -116,6 +119,35 @@ def test_what_cannot_be_checked_is_named_and_does_not_hold():
     unmeasured = judged(run_with(wn(), values={"loss": 1.0}), "wn_5_1")
     assert [each.name for each in unmeasured.unchecked] == ["α > 0 (A3.1)", "η < 2/β", "v within ρ₁ of v_0 (A3.2)"]
     assert judged(run_with(wn(), values={}), "wn_5_1").verdict == "fits"  # before the first measurement
+
+
+@pytest.mark.parametrize(
+    ("key", "make", "names"),
+    [
+        ("wn_6_1", wn, ["‖x_i‖ = 1 (Assumption 2)", "|y| ≤ 1"]),
+        ("rsc_5_1", rsc, ["‖x_i‖ = √3 (Assumption 2)"]),
+        ("dgm_4_1", dgm, ["‖x_i‖ ≤ 1 (Assumption 1)", "no two samples are parallel (Assumption 1)"]),
+        ("bn_2_1", bn, ["‖x̄_i‖ ≤ 1", "y = ±1", "γ_a + γ_c > 0 (Assumption 1.2)"]),
+    ],
+)
+def test_what_holds_on_some_samples_cannot_be_checked_for_all(key, make, names):
+    case = make()
+    problem = network_problem(case.net, case.x, case.y, case.loss)
+    outputs = case.net(case.x)
+    forms = [form(case.net, case.x, outputs) for form in (dgm_form, batchnorm_form)]
+    for n, expected in ((8, []), (100, names)):
+        rows = judge_theorems(Facts(problem, *forms, case.y, samples=n, examined=8))
+        row = next(row for row in rows if row.key == key)
+        assert [
+            each.name for each in row.unchecked if "8 of 100" in each.found and "width" not in each.name
+        ] == expected
+
+
+def test_what_fails_on_some_samples_fails_for_all():
+    case = wn()
+    problem = replace(network_problem(case.net, case.x, case.y, case.loss), x_norms=(2.0, 2.0))
+    (wrong,) = judge_theorems(Facts(problem, samples=100, examined=8))[0].failing("network")
+    assert wrong.found == "‖x‖ is 2, not 1"
 
 
 def test_remark_4_1_is_a_note():
