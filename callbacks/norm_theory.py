@@ -111,7 +111,7 @@ class NormTheory(DiagnosticCallback):
             RademacherBoundDiagnostic(**self._rademacher),
             ProgressiveBoundDiagnostic(self._rademacher["delta"], alone=False),
             ConvergenceCertificateDiagnostic(self._ntk["samples"]),
-            TheoremVerdictsDiagnostic(self._ntk["samples"]),
+            TheoremVerdictsDiagnostic(self._ntk["samples"], self._rademacher["delta"]),
         ]
 
     def settings(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class TheoremVerdictsDiagnostic(Diagnostic):
 
     Args:
         samples: the number of samples of the probe on which the forms of DGM and BN are examined.
+        delta: δ of DGM's theorems, as in `WeightNormTheory`.
     """
 
     title = "theorems"
@@ -33,8 +34,8 @@ class TheoremVerdictsDiagnostic(Diagnostic):
     metrics = ()
     shared = ("problem",)
 
-    def __init__(self, samples: int = 128) -> None:
-        self._samples = samples
+    def __init__(self, samples: int = 128, delta: float = 0.05) -> None:
+        self._samples, self._delta = samples, delta
         self._theorems: tuple[TheoremStatus, ...] = ()
         self._asked_rate: float | None = None
         self._examined = False
@@ -58,6 +59,7 @@ class TheoremVerdictsDiagnostic(Diagnostic):
             measurement.training_samples,
             _examined(measurement.function),
             theory.is_random(),
+            self._delta,
         )
         theorem = facts.batchnorm_theorem
         self._asked_rate = None if theorem is None else theorem.learning_rate
@@ -120,7 +122,7 @@ class TheoremVerdictsDiagnostic(Diagnostic):
         self._examined = state.get("examined", False)
 
     def forget(self, changed: Collection[str]) -> str:
-        if (SAMPLE_SETTINGS | {"loss", "predict", "parameters", "ntk_samples"}) & set(changed):
+        if (SAMPLE_SETTINGS | {"loss", "predict", "parameters", "ntk_samples", "delta"}) & set(changed):
             self._examined = False  # check the theorems again
         return ""
 

@@ -273,6 +273,16 @@ def test_dgms_own_loss_and_network_are_recognized():
     assert sum("not checked" in reason for reason in row["reasons"]) == 2
 
 
+def test_dgms_theorem_does_not_apply_beyond_the_radii_of_its_proof():
+    data = unit_samples(8, 50), torch.rand(8, 1, dtype=torch.float64)
+    module = Regression(DGMNetwork(50, 64, 0.5), lr=0.05, loss=lambda f, y: 0.5 * (f - y).square().sum())
+    measured = fit(NormTheory(on_error="raise"), module, data, epochs=1)
+    assert measured["weightnorm_displacement_v"] > measured["dgm_radius_v"]
+    assert measured["theorem__dgm_4_1"] == 0
+    (history,) = read_histories(next(Path().rglob("normtheory.jsonl")))
+    assert "is above R_v" in history.rows[0].reasons["theorem__dgm_4_1"]
+
+
 def test_the_table_is_printed_at_fit_start(monkeypatch):
     printed = []
     monkeypatch.setattr("lightning_normtheory.callbacks.output.messages.rank_zero_info", printed.append)

@@ -9,7 +9,8 @@ import pytest
 
 from lightning_normtheory.callbacks import NormTheory, RSCRatio
 from lightning_normtheory.record.history import History, Row, read_histories
-from lightning_normtheory.record.theorem_status import TheoremStatus
+from lightning_normtheory.record.theorem_status import Assumption, TheoremStatus
+from lightning_normtheory.view.readings.theorems import theorem_lines
 from lightning_normtheory.view.terminal.fit_summary import end_table
 
 from support.lit import Classifier, loader, trainer
@@ -76,7 +77,7 @@ def test_everything_at_once():
         "generalization gap      0.00120    0.0176   bound 6.2e+05 (vacuous)",
         "Rademacher bound           12.0      12.0   max ‖x‖ = 1",
         "theorems that apply: WN, Theorem 6.1",
-        "in a generalized form only: WN, Theorem 5.1",
+        "bounds shown in a generalized form: WN, Theorem 5.1",
     ]
 
 
@@ -284,3 +285,16 @@ def test_a_real_fit(tmp_path):
     assert len(text.splitlines()) <= 14
     assert [line.split("  ")[0] for line in end_table(other).splitlines()[2:]] == ["R = ‖∇L‖²/L"]
     assert end_table(other).startswith("other: 3 epochs")
+
+
+def test_what_is_not_checked_is_named_in_the_line_of_theorems_that_apply():
+    name = "theorem__dgm_4_1"
+    width = Assumption("m = Ω(n⁴ log(n/δ)/λ₀⁴)", "network", "cannot be checked", "no constant is given")
+    status = TheoremStatus("DGM, Theorem 4.1 (two-layer ReLU, α ≤ 1)", "fits", (), (width,))
+    why = "not checked: η‖Λ‖ ≤ 1/3 (Theorem C.1) (η‖Λ‖ = 0.1 on 4 samples only)"
+    rows = [
+        Row(0, 1, 0.0, {"loss": 1.0, name: 0.0}, {}, reasons={name: "max ‖v − v₀‖ = 2 is above R_v = 1"}),
+        Row(1, 2, 0.0, {"loss": 1.0, name: 1.0}, {}, reasons={name: why}),
+    ]
+    (line,) = theorem_lines(History(Path(), "demo/1", "normtheory", theorems=(status,), rows=rows))
+    assert line[1:] == ["DGM, Theorem 4.1 (in epoch 1; not checked: m = Ω(n⁴ log(n/δ)/λ₀⁴), η‖Λ‖ ≤ 1/3)"]

@@ -7,9 +7,11 @@ from lightning_normtheory.theorems.papers.dgm import DGMForm
 from lightning_normtheory.theorems.papers.dgm_rates import LARGEST_STEP, dgm_widths
 from lightning_normtheory.theorems.problem import Problem
 from lightning_normtheory.theorems.verdicts.chains import check_descent
-from lightning_normtheory.theorems.verdicts.facts import DELTA, Facts, Judge, Run, status
+from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run, status
 
 __all__ = ["dgm_steps", "two_layer_relu"]
+
+_NORMS = {"v": "‖v − v₀‖", "g": "|g − g₀|"}
 
 
 def two_layer_relu(facts: Facts, run: Run | None) -> TheoremStatus:
@@ -30,7 +32,7 @@ def two_layer_relu(facts: Facts, run: Run | None) -> TheoremStatus:
     judge.check_samples(part, "no two samples are parallel (Assumption 1)", form.parallel)
     judge.check("d ≥ 50 (Assumption 2)", "" if form.inputs >= 50 else f"d is {form.inputs}, below 50", str(form.inputs))
     _check_loss(judge, problem)
-    _check_width(judge, form, facts.samples)
+    _check_width(judge, form, facts)
     judge.check("no dropout", facts.dropped)
     number, regime = ("4.1", "α ≤ 1") if form.directions_dominate else ("4.2", "α > 1")
     of_run = None if run is None else dgm_steps(run)
@@ -52,9 +54,9 @@ def _check_loss(judge: Judge, problem: Problem) -> None:
     judge.unknown("‖y‖_∞ = O(1)", f"the largest |y| is {loss.largest_target:.3g}, and no constant is given")
 
 
-def _check_width(judge: Judge, form: DGMForm, samples: int | None) -> None:
+def _check_width(judge: Judge, form: DGMForm, facts: Facts) -> None:
     """Give the widths that the theorems ask for, up to the constant that they do not print."""
-    n = form.samples if samples is None else samples
+    n = form.samples if facts.samples is None else facts.samples
     least, floor = (form.lambda_0 if form.directions_dominate else form.mu_0), form.floor
     if n != form.samples:
         judge.unknown("the width m = Ω(…)", f"the least eigenvalue is that of {form.samples} of {n} samples")
@@ -64,8 +66,8 @@ def _check_width(judge: Judge, form: DGMForm, samples: int | None) -> None:
         return
     lengths = "m = Ω(max(n⁴ log(n/δ)/(α⁴μ₀⁴), n² log(n/δ)/μ₀²))"
     name = "m = Ω(n⁴ log(n/δ)/λ₀⁴)" if form.directions_dominate else lengths
-    asked = dgm_widths(form, n=n, delta=DELTA).own
-    judge.unknown(name, f"m = {form.width}, {asked:.2g} up to a constant that is not given (δ = {DELTA})")
+    asked = dgm_widths(form, n=n, delta=facts.delta).own
+    judge.unknown(name, f"m = {form.width}, {asked:.2g} up to a constant that is not given (δ = {facts.delta})")
 
 
 def dgm_steps(run: Run) -> Judge:
@@ -88,4 +90,21 @@ def dgm_steps(run: Run) -> Judge:
             judge.unknown(name, text)
         else:
             judge.check(name, "", text)
+    _check_radii(judge, run)
     return judge
+
+
+def _check_radii(judge: Judge, run: Run) -> None:
+    """Check that v and g are within the radii of the proof. Those of a part of the training set are not smaller."""
+    name = "‖v_k − v_k(0)‖ ≤ R_v and |g_k − g_k(0)| ≤ R_g (Appendix C)"
+    names = ("v", "weightnorm_displacement_v", "dgm_radius_v"), ("g", "weightnorm_displacement_g", "dgm_radius_g")
+    pairs = [(of, run.values.get(far, math.nan), run.values.get(most, math.nan)) for of, far, most in names]
+    if any(math.isnan(far - most) for _, far, most in pairs):
+        judge.unknown(name, "the radii are not measured" if run.values else NOT_YET)
+        return
+    beyond = [f"max {_NORMS[of]} = {far:.3g} is above R_{of} = {most:.2g}" for of, far, most in pairs if far > most]
+    within = ", ".join(f"max {_NORMS[of]} = {far:.3g}, R_{of} = {most:.2g}" for of, far, most in pairs)
+    if beyond or run.samples == run.kernel_samples:
+        judge.check(name, beyond, within)
+    else:
+        judge.unknown(name, f"{within}, on {run.kernel_samples} samples only")

@@ -17,10 +17,10 @@ from lightning_normtheory.theorems.papers.bn_margin import batchnorm_margin, cla
 from lightning_normtheory.theorems.papers.dgm import DGMForm
 from lightning_normtheory.theorems.problem import Problem
 
-__all__ = ["DELTA", "NOT_SHOWN", "Facts", "Judge", "Run", "dropout_layers", "status"]
+__all__ = ["NOT_SHOWN", "Facts", "Judge", "Run", "dropout_layers", "status"]
 
-# The probability that DGM's and BN's theorems fail, for the numbers beside their conditions.
-DELTA = 0.01
+# δ of BN's theorem, which holds with probability 1 − 20δ only; that of `BatchNormTheory`.
+_BN_DELTA = 0.01
 # Why it cannot be checked that samples are i.i.d.
 NOT_SHOWN = "samples do not show how they were drawn"
 
@@ -38,6 +38,7 @@ class Facts:
         samples: n, the size of the training set; ``None`` if it is not known.
         examined: the number of samples that ``problem`` is about; ``None``: all.
         random: whether the training step draws random numbers.
+        delta: the probability that DGM's theorems fail, as in `WeightNormTheory`.
     """
 
     problem: Problem
@@ -48,6 +49,7 @@ class Facts:
     samples: int | None = None
     examined: int | None = None
     random: bool = False
+    delta: float = 0.05
 
     @property
     def dropped(self) -> str:
@@ -85,7 +87,7 @@ class Facts:
         width, d = form.v.shape
         n = self.samples or len(form.x_centered)
         return batchnorm_theorem(
-            epsilon_n=form.epsilon_n, gamma=self.margin, n=n, d=d, width=width, steps=1, delta=DELTA
+            epsilon_n=form.epsilon_n, gamma=self.margin, n=n, d=d, width=width, steps=1, delta=_BN_DELTA
         )
 
 

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.theorem_status import TheoremStatus
+from lightning_normtheory.record.wording import join_names
 
 __all__ = ["RunSpan", "run_spans", "theorem_lines", "verdict_in_words"]
 
+_NOT_CHECKED = re.compile(r"not checked: (.+?) \(")
 _NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -66,9 +68,25 @@ def verdict_in_words(history: History, status: TheoremStatus) -> str:
     fitting = [span for span in spans if span.fits]
     if not fitting:
         return "network fits, run does not"
-    checked = " as far as can be checked" if status.unchecked or any(span.why for span in fitting) else ""
-    when = "" if len(fitting) == len(spans) else f" in {', '.join(span.when for span in fitting)}"
-    return f"applies{checked}{when}"
+    checked = " as far as can be checked" if _not_checked(spans, status) else ""
+    return f"applies{checked}{_when_fitting(spans)}"
+
+
+def _when_fitting(spans: list[RunSpan]) -> str:
+    fitting = [span.when for span in spans if span.fits]
+    return "" if len(fitting) == len(spans) else f" in {', '.join(fitting)}"
+
+
+def _not_checked(spans: list[RunSpan], status: TheoremStatus) -> list[str]:
+    """Return the names, without their sources, of what cannot be checked about the network, or about a run that fits.
+
+    Example:
+        >>> span = RunSpan("epoch 0", True, "not checked: α > 0 (A3.1) (α = 1, but …)")
+        >>> _not_checked([span], TheoremStatus("", "fits"))
+        ['α > 0']
+    """
+    of_run = [name for span in spans if span.fits for name in _NOT_CHECKED.findall(span.why)]
+    return list(dict.fromkeys([each.name.partition(" (")[0] for each in status.unchecked] + of_run))
 
 
 def theorem_lines(history: History) -> list[list[str]]:
@@ -77,12 +95,15 @@ def theorem_lines(history: History) -> list[list[str]]:
     for status in history.theorems:
         words = verdict_in_words(history, status)
         if words.startswith("applies"):
-            kinds["theorems that apply:"].append(f"{status.short}{_in_brackets(words.removeprefix('applies'))}")
+            spans = run_spans(history, status)
+            unchecked = join_names(_not_checked(spans, status))
+            notes = [_when_fitting(spans), f"not checked: {unchecked}" if unchecked else ""]
+            kinds["theorems that apply:"].append(f"{status.short}{_in_brackets('; '.join(filter(None, notes)))}")
         elif words.startswith("network fits"):
             why = next((span.why for span in reversed(run_spans(history, status)) if not span.fits), "")
             kinds.setdefault(f"{words}:", []).append(f"{status.short}{_in_brackets(why)}")
         elif words == "generalized":
-            kinds.setdefault("in a generalized form only:", []).append(status.short)
+            kinds.setdefault("bounds shown in a generalized form:", []).append(status.short)
     return [[title, *_listed(names or ["none"])] for title, names in kinds.items()]
 
 

@@ -68,7 +68,9 @@ def lin(**changes):
 
 
 def dgm(alpha=0.5, d=50, **changes):
-    run = Run(rate=0.1, values={"loss": 1.0}, lambda_max=1.0, kernel_samples=8)
+    distances = {"weightnorm_displacement_v": 1e-4, "weightnorm_displacement_g": 2e-4}
+    values = {**distances, "dgm_radius_v": 1e-3, "dgm_radius_g": 2e-3}
+    run = Run(rate=0.1, values=values, lambda_max=1.0, kernel_samples=8)
     return replace(Case(DGMNetwork(d, 64, alpha), unit_samples(8, d), targets(8), half_sum, run), **changes)
 
 
@@ -358,6 +360,8 @@ CASES = [
     ("dgm_4_1", lambda: run_with(dgm(), optimizer=ADAM), DESCENT, "Adam"),
     ("dgm_4_1", lambda: run_with(dgm(), batches=MINI), WHOLE, "mini-batches"),
     ("dgm_4_1", lambda: run_with(dgm(), rate=0.34), "η‖Λ‖ ≤ 1/3", "0.34, above 1/3"),
+    ("dgm_4_1", lambda: valued(dgm(), weightnorm_displacement_v=0.01), "‖v_k − v_k(0)‖", "0.01 is above R_v = 0.001"),
+    ("dgm_4_1", lambda: valued(dgm(), weightnorm_displacement_g=0.01), "‖v_k − v_k(0)‖", "0.01 is above R_g = 0.002"),
     ("dgm_4_2", lambda: run_with(dgm(alpha=3.0), rate=0.34), "η‖Λ‖ ≤ 1/3", "0.34, above 1/3"),
     ("dgm_4_2", lambda: dgm(alpha=3.0, d=49), "d ≥ 50", "49, below 50"),
     # LIN, Theorem 3.2

@@ -223,3 +223,17 @@ def test_a_run_is_needed_to_apply():
         "does not apply",
     }
     assert judged(valued(wn(), wn_alpha=math.nan), "wn_5_1").verdict != "applies"
+
+
+def test_dgms_radii_cannot_be_checked_if_they_are_not_measured_or_of_a_part():
+    for case, found in (
+        (run_with(dgm(), values={"loss": 1.0}), "not measured"),
+        (run_with(dgm(), kernel_samples=4), "max ‖v − v₀‖ = 0.0001, R_v = 0.001"),
+        (valued(dgm(), dgm_radius_g=math.nan), "not measured"),
+    ):
+        row = judged(case, "dgm_4_1")
+        (radii,) = [each for each in row.unchecked if each.name.startswith("‖v_k")]
+        assert found in radii.found
+        assert row.verdict == "applies"
+    far = run_with(valued(dgm(), weightnorm_displacement_v=0.01), kernel_samples=4)
+    assert judged(far, "dgm_4_1").verdict == "fits"  # the radius of all samples is not larger
