@@ -76,13 +76,15 @@ class RademacherBoundDiagnostic(Diagnostic):
         assert not isinstance(problem.complexity, str)
         assert n is not None
         x_norm = problem.x_norm if self._x_norm is None else self._x_norm
-        complexity = self._least(problem.complexity, measurement, n, x_norm)
+        classes = self._classes(problem.complexity, measurement)
+        complexity = min(classes, key=lambda each: each.rademacher(n, x_norm))
         metrics = {_BOUND: complexity.rademacher(n, x_norm), "rademacher_x_norm": x_norm}
         loss = measurement.theory.loss
         if not isinstance(loss, KnownLoss):
             self.reasons[f"{_GAP}_bound"] = loss
             return metrics
-        found = generalization_bound(complexity, loss, n=n, x_norm=x_norm, delta=self._delta)
+        # Which class is smaller depends on the data: the bounds of both must hold.
+        found = generalization_bound(complexity, loss, n=n, x_norm=x_norm, delta=self._delta / len(classes))
         return {**metrics, f"{_GAP}_bound": found.value, f"{_GAP}_bound_fixed_radii": found.fixed}
 
     def _gap(self, measurement: Measurement) -> Gap | None:
@@ -93,20 +95,17 @@ class RademacherBoundDiagnostic(Diagnostic):
             self.reasons[f"{_GAP}_gap"] = str(error).rstrip(".")
             return None
 
-    def _least(self, generic: Complexity, measurement: Measurement, n: int, x_norm: float) -> Complexity:
-        """Return the class of lower complexity: the generic one, or for BN's form that around the weights at the start.
-
-        Both contain the network with its running statistics.
-        """
+    def _classes(self, generic: Complexity, measurement: Measurement) -> list[Complexity]:
+        """Return the classes that contain the network with its running statistics: the generic one, and for BN's form
+        that around the weights at the start."""
         form = measurement.theory.batchnorm_form(_SAMPLES) if self._initial is not None else ""
         if isinstance(form, str) or self._initial is None:
-            return generic
+            return [generic]
         rows = _rows(form)
         if rows is None or rows.shape != self._initial.shape:
-            return generic
+            return [generic]
         (factors,) = batchnorm_factors(form.network.norm).values()
-        own = batchnorm_complexity(form.a, form.c, rows, self._initial, factors)
-        return min(generic, own, key=lambda each: each.rademacher(n, x_norm))
+        return [generic, batchnorm_complexity(form.a, form.c, rows, self._initial, factors)]
 
     def state_dict(self) -> dict[str, Any]:
         return {"initial": self._initial}
@@ -152,9 +151,9 @@ class RademacherBound(DiagnosticCallback):
     tanh-like activations (WN, Theorem 6.1, with trained lengths), Frobenius norms for ReLU (Golowich et al. 2018). A
     BatchNorm is folded into its layer with its running statistics; for residual connections the bounds of the branches
     add up. For the two-layer ReLU networks of BN (`batchnorm_form`) there is a second class, around the weights at fit
-    start (`batchnorm_complexity`, after BN's Lemma F.1): the one of lower complexity gives all bounds. Both are about
-    the network that predicts, with running statistics. The docs derive every step (theorems.md). For a network with any
-    other operation (attention, LayerNorm) the bound is NaN, and a warning gives the reason once.
+    start (`batchnorm_complexity`, after BN's Lemma F.1): the one of lower complexity gives all bounds, with δ/2 for
+    each. Both are about the network that predicts, with running statistics. The docs derive every step (theorems.md).
+    For a network with any other operation (attention, LayerNorm) the bound is NaN, and a warning gives the reason once.
 
     Logged after every n-th epoch or step:
 
