@@ -36,6 +36,17 @@ _NAMES = {
 }
 # Derivatives on a few samples are measured in every n-th measurement only, so that they hardly cost anything.
 _FEW_SAMPLES = 16
+# Nobody has asked for these in particular.
+_EXTRAS = frozenset(
+    {
+        "rsc_ratio_train",
+        "grad_norm_sq_train",
+        "mean_predictor_grad_norm_sq_train",
+        "hessian_lambda_max_lower",
+        "hessian_lambda_max_upper",
+        "progressive_error_bound",
+    }
+)
 
 
 class NormTheory(DiagnosticCallback):
@@ -68,6 +79,8 @@ class NormTheory(DiagnosticCallback):
         >>> import pytorch_lightning as pl
         >>> trainer = pl.Trainer(callbacks=[NormTheory()], logger=False)
     """
+
+    _silent = _EXTRAS
 
     def __init__(
         self,

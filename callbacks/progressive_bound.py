@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
-from lightning_normtheory.callbacks.samples.fresh import why_repeated
+from lightning_normtheory.callbacks.samples.fresh import why_not_fresh
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.theorems.progressive import fresh_derivative, progressive_bound
 
@@ -75,7 +75,7 @@ class ProgressiveBoundDiagnostic(Diagnostic):
         if first:
             module = trainer.lightning_module
             automatic = "" if module.automatic_optimization else "the loss of a step is unknown in manual optimization"
-            self._why = automatic or why_repeated(trainer)
+            self._why = automatic or why_not_fresh(trainer)
         # Each evaluation of the loss sets the gradients to zero first, except while gradients are accumulated.
         before, self._zeroed = self._zeroed, _times_zeroed(trainer)
         if self._zeroed - before > 1:
@@ -176,11 +176,13 @@ class ProgressiveBound(DiagnosticCallback):
     The bound is about the network as it is trained: with dropout, and with the statistics of a batch in BatchNorm; of a
     loss that is a mean over positions or outputs, about the share of wrong ones. It assumes that the batches are
     independent draws from one distribution (with augmentation: the augmented one), which holds for shuffled data, and
-    that the weights at fit start do not depend on them. A custom sampler or a stream must not repeat samples in its
-    first pass, which cannot be checked. A run that is resumed in the first pass keeps the bound of the batches before.
+    that the weights at fit start do not depend on them. Whether a custom sampler or a stream gives such draws, and no
+    sample twice in its first pass, cannot be checked. A run that is resumed in the first pass keeps the bound of the
+    batches before.
 
-    There is no bound with a sampler of torch that repeats samples, with several loaders, with manual optimization, and
-    with an optimizer that evaluates the loss several times in a step.
+    There is no bound with a sampler of torch that repeats samples or keeps the order of the dataset (a `DataLoader`
+    without ``shuffle=True``), except in a single batch; nor with several loaders, with manual optimization, and with an
+    optimizer that evaluates the loss several times in a step.
 
     The arguments that are not listed are those of `DiagnosticCallback`.
 

@@ -74,7 +74,7 @@ def rsc_ratio_train(
         training_samples: N; ``None``: the set is endless.
 
     Raises:
-        ValueError: for a single batch that is not the whole set, whose spread is unknown.
+        ValueError: for a single batch that is not the whole set, whose spread is unknown; for more samples than N.
 
     Example:
         The set has the samples (1, 0) and (3, 1): a batch each is the whole set.
@@ -108,7 +108,12 @@ def rsc_ratio_train(
     totals = table[:, :_COLUMNS].sum(0).tolist()
     if totals[_SAMPLES] == 0:
         raise ValueError("Expected at least one sample, but the batches hold none.")
-    left_out = 1.0 if training_samples is None else max(1 - totals[_SAMPLES] / training_samples, 0.0)
+    if training_samples is not None and training_samples < totals[_SAMPLES]:
+        raise ValueError(
+            f"Expected training_samples to be at least the {totals[_SAMPLES]:.0f} samples of the batches, but got "
+            f"{training_samples}."
+        )
+    left_out = 1.0 if training_samples is None else 1 - totals[_SAMPLES] / training_samples
     rsc = rsc_from_sums(totals[_SAMPLES], totals[_LOSS], sums[0], totals[_OUTPUTS], sums[1])
     if why := why_no_estimate(table, left_out):
         raise ValueError(f"Expected at least two batches, or the whole training set, but {why}.")

@@ -113,6 +113,7 @@ class GuardedCallback(ReportingCallback):
         self._explain(diagnostic, measured, reasons)
         # A reason may also say why a flag is 0: that is no fault.
         lacking = {name: why for name, why in reasons.items() if math.isnan(measured.get(name, math.nan))}
+        lacking = {name: why for name, why in lacking.items() if name not in self._silent}
         for reason in dict.fromkeys(lacking.values()):
             name = next(name for name, why in lacking.items() if why == reason)
             message = f"{self.prefix}/{name} {'is NaN' if name in measured else 'is not logged'}: {reason}."

@@ -3,7 +3,7 @@
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -39,6 +39,8 @@ class ReportingCallback(HostCallback):
     on_error: Literal["warn", "raise"]
     _schedule: Schedule
     _diagnostics: list[Diagnostic]
+    # Metrics without a warning where they are missing: the file and the report have the reason.
+    _silent: ClassVar[frozenset[str]] = frozenset()
 
     # Here, not in the class whose __init__ has the arguments: jsonargparse would read them from __new__ instead.
     def __new__(cls, *args: Any, **kwargs: Any) -> "ReportingCallback":

@@ -53,7 +53,9 @@ def _why_unknown(module: LightningModule) -> str:
     """Return why the module's own code may change the steps."""
     if not module.automatic_optimization:
         return "manual optimization, whose steps are not known"
-    changed = [name for name in _HOOKS if is_overridden(name, module)]
+    # That of pytorch_lightning or of lightning.
+    base = next(each for each in type(module).__mro__ if each.__name__ == "LightningModule")
+    changed = [name for name in _HOOKS if is_overridden(name, module, base)]
     return f"the module may change its steps: it has its own {join_names(changed)}" if changed else ""
 
 

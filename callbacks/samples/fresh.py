@@ -1,12 +1,18 @@
-"""Tell whether the first pass over the training data gives every sample once."""
+"""Tell whether the first pass over the training data gives every sample once, in random order."""
 
 from typing import Any
 
 from pytorch_lightning import Trainer
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
-__all__ = ["why_repeated"]
+__all__ = ["why_not_fresh", "why_repeated"]
 
 
 def why_repeated(trainer: Trainer) -> str:
@@ -17,8 +23,38 @@ def why_repeated(trainer: Trainer) -> str:
     loaders, _ = tree_flatten(trainer.train_dataloader)
     if len(loaders) != 1:
         return f"there are {len(loaders)} training loaders, of which the shorter ones may start again"
-    batch_sampler = getattr(loaders[0], "batch_sampler", None)
-    return _why_sampler_repeats(getattr(loaders[0] if batch_sampler is None else batch_sampler, "sampler", None))
+    return _why_sampler_repeats(_samplers(loaders[0])[1])
+
+
+def why_not_fresh(trainer: Trainer) -> str:
+    """Return why the batches of the first pass may be no independent draws, as a clause: samples repeat, or they come
+    in the order of the dataset, which may be sorted. What cannot be checked is trusted, as in `why_repeated`.
+    """
+    why = why_repeated(trainer)
+    if why:
+        return why
+    batches, sampler = _samplers(tree_flatten(trainer.train_dataloader)[0][0])
+    if _keeps_order(sampler) and not _is_one_batch(batches, sampler):
+        return f"the {type(sampler).__name__} keeps the order of the dataset, so batches may be no independent draws"
+    return ""
+
+
+def _samplers(loader: Any) -> tuple[Any, Any]:
+    """Return what a loader has to draw batches and samples."""
+    batches = getattr(loader, "batch_sampler", None)
+    return batches, getattr(loader if batches is None else batches, "sampler", None)
+
+
+def _keeps_order(sampler: Any) -> bool:
+    if isinstance(sampler, DistributedSampler):
+        inner = getattr(sampler.dataset, "_sampler", None)  # of a user's sampler that Lightning shares out
+        return not sampler.shuffle if inner is None else _keeps_order(inner)
+    return isinstance(sampler, SequentialSampler)
+
+
+def _is_one_batch(batches: Any, sampler: Any) -> bool:
+    """Return whether a batch of each process is all that the sampler gives."""
+    return bool(len(sampler) <= getattr(batches, "batch_size", 1))
 
 
 def _why_sampler_repeats(sampler: Any) -> str:

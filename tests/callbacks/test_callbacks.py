@@ -124,7 +124,7 @@ class DictBatches(Classifier):
 
 def images():
     torch.manual_seed(0)
-    return DataLoader(TensorDataset(torch.randn(12, 3, 32, 32), torch.randint(0, 10, (12,))), 4)
+    return DataLoader(TensorDataset(torch.randn(12, 3, 32, 32), torch.randint(0, 10, (12,))), 4, shuffle=True)
 
 
 # On the ResNet, these are quick.

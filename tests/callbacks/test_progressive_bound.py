@@ -6,12 +6,21 @@ import tempfile
 import pytest
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from lightning_normtheory.callbacks import NormTheory, ProgressiveBound
 from lightning_normtheory.callbacks.progressive_bound import ProgressiveBoundDiagnostic
-from lightning_normtheory.callbacks.samples.fresh import why_repeated
+from lightning_normtheory.callbacks.samples.fresh import why_not_fresh, why_repeated
 from lightning_normtheory.theorems.progressive import progressive_bound
 
 from support.lit import Classifier, loader, rows, trainer
@@ -71,7 +80,7 @@ def test_within_the_first_pass_it_counts_the_batches_so_far():
 
 def test_a_logistic_loss_has_the_bound_and_a_square_loss_says_why_not():
     bce = nn.functional.binary_cross_entropy_with_logits
-    data = DataLoader(TensorDataset(*two_classes()), 8)
+    data = DataLoader(TensorDataset(*two_classes()), 8, shuffle=True)
     _, measured = run(Regression(two_layers(), loss=bce), data, epochs=1)
     assert measured[0]["progressive_batches"] == 3
     with pytest.warns(UserWarning, match="neither a cross entropy nor a logistic loss"):
@@ -138,6 +147,11 @@ def test_where_the_loss_of_fresh_batches_is_unknown(module, arguments, reason):
     assert measured[0].keys() == {"seconds"}
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.zeros(6, 1))
+
+
 class Training:
     def __init__(self, *loaders):
         self.train_dataloader = loaders[0] if len(loaders) == 1 else list(loaders)
@@ -159,14 +173,50 @@ DATA = TensorDataset(torch.zeros(6, 1))
     ],
 )
 def test_samplers_that_repeat_are_known(sampler, reason):
-    found = why_repeated(Training(DataLoader(DATA, 2, sampler=sampler)))
+    found = why_not_fresh(Training(DataLoader(DATA, 2, sampler=sampler)))
     assert (reason in found) if reason else not found
 
 
 def test_other_loaders():
     assert not why_repeated(Training(DataLoader(DATA, 2)))
-    assert not why_repeated(Training(range(3)))
-    assert "2 training loaders" in why_repeated(Training(DataLoader(DATA, 2), DataLoader(DATA, 3)))
+    assert not why_not_fresh(Training(range(3)))
+    assert not why_not_fresh(Training(DataLoader(Stream(), 2)))
+    assert "2 training loaders" in why_not_fresh(Training(DataLoader(DATA, 2), DataLoader(DATA, 3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "ordered"),
+    [
+        ({"batch_size": 2}, True),
+        ({"batch_size": 5}, True),
+        ({"batch_size": 6}, False),
+        ({"batch_size": None}, True),
+        ({"batch_size": 2, "shuffle": True}, False),
+        ({"batch_size": 2, "sampler": DistributedSampler(DATA, 2, 0, shuffle=False)}, True),
+        ({"batch_size": 3, "sampler": DistributedSampler(DATA, 2, 0, shuffle=False)}, False),
+        ({"batch_size": 2, "sampler": DistributedSampler(DATA, 2, 0, shuffle=True)}, False),
+        ({"batch_size": 2, "sampler": DistributedSamplerWrapper(RandomSampler(DATA), 2, 0, shuffle=False)}, False),
+    ],
+)
+def test_the_order_of_the_dataset_gives_no_independent_draws(options, ordered):
+    found = why_not_fresh(Training(DataLoader(DATA, **options)))
+    assert ("keeps the order of the dataset" in found) == ordered
+
+
+def test_there_is_no_bound_for_data_in_its_own_order():
+    with pytest.warns(
+        UserWarning, match="progressive_error_bound is not logged: the SequentialSampler keeps the order"
+    ):
+        _, measured = run(train=loader(22, shuffle=False), epochs=1)
+    assert measured[0].keys() == {"seconds"}
+
+
+@pytest.mark.parametrize("sampler", [None, WeightedRandomSampler([1.0] * 22, 22)])
+def test_norm_theory_does_not_warn_of_what_nobody_asked_for(sampler, recwarn):
+    callback = NormTheory(on_error="raise", probe=8)
+    run(train=loader(22, shuffle=False, sampler=sampler), callback=callback, epochs=1)
+    assert not [str(warning.message) for warning in recwarn if "is not logged" in str(warning.message)]
+    assert "progressive_error_bound" in callback._fit.reasons
 
 
 def test_a_resumed_run_keeps_the_bound_and_adds_no_batch(tmp_path):

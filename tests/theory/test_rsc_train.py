@@ -118,6 +118,12 @@ def test_a_single_batch_has_no_spread():
         rsc_ratio_train(model, loss, [], len(x))
 
 
+def test_a_set_smaller_than_its_samples_is_refused():
+    model, loss, (x, y), _ = trained_case(3)
+    with pytest.raises(ValueError, match="at least the 50 samples of the batches, but got 49"):
+        rsc_ratio_train(model, loss, [(x[:25], y[:25]), (x[25:50], y[25:50])], 49)
+
+
 def test_the_model_is_left_as_it_was():
     model, loss, (x, _), batches = trained_case(3)
     before = copy.deepcopy(model.train().state_dict())

@@ -274,13 +274,20 @@ def test_what_is_measured_every_third_epoch_is_not_missed():
     assert read_panel(BY_KEY["change"], run).finding == "The kernel hardly changes."
 
 
-@pytest.mark.parametrize(("epochs", "over"), [(8, False), (9, True)])
-def test_what_is_measured_in_every_eighth_epoch_is_not_over_before(epochs, over):
+@pytest.mark.parametrize(("epochs", "over"), [(16, False), (17, True)])
+def test_what_is_measured_in_every_sixteenth_epoch_is_not_over_before(epochs, over):
     rows = [Row(epoch, 0, 0.0, {"seconds": 0.1}, {}) for epoch in range(epochs)]
     rows[0].metrics.update(linearity_b=0.5, theta_distance=1.0)
     run = History(Path(), "demo", "normtheory", rows=rows)
     assert (read_panel(BY_KEY["linearity"], run).finding == "B is no longer measured.") is over
     assert read_panel(BY_KEY["displacement"], run).finding == "‖θ−θ₀‖ is no longer measured."
+
+
+def test_the_progressive_bound_names_what_it_assumes():
+    bounds = {"progressive_error_bound": [1.2], "progressive_error_bound_sharper": [0.3]}
+    text = read("progressive", progressive_derivative=[0.1], progressive_batches=[2000.0], **bounds).text
+    assert "on 2000 fresh batches" in text
+    assert "if batches are independent draws and no sample of that pass was repeated" in text
 
 
 def test_the_change_of_the_kernel_names_its_bound():

@@ -70,12 +70,13 @@ def _progressive(history: History) -> Reading | None:
     if math.isnan(bound):
         return None
     batches = now.get("progressive_batches", math.nan)
-    measured = f"The average of 1 − p_y on {number(batches)} fresh batches is {number(now['progressive_derivative'])}"
+    measured = f"The average of 1 − p_y on {batches:.0f} fresh batches is {number(now['progressive_derivative'])}"
     if bound >= 1:
         text = f"{measured}; the bound on the error, {number(bound)}, is not below 1."
         return Reading("The bound on the error of the first pass is vacuous.", text)
     text = f"{measured}: with probability 1 − δ, the weights of the first pass err in at most {percent(bound)} of new"
-    text += " samples on average, if no sample of that pass was repeated."
+    text += " samples on average, if batches are independent draws and no sample of that pass was repeated; of streams"
+    text += " and custom samplers this is not checked."
     return Reading("The bound on the error of the first pass is not vacuous.", text, "good")
 
 
