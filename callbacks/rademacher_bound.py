@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class RademacherBoundDiagnostic(Diagnostic):
         if x_norm is not None and not 0 <= x_norm < math.inf:
             raise ValueError(f"Expected x_norm to be a norm that no input exceeds, but got {x_norm!r}.")
         self._delta, self._x_norm = delta, x_norm
-        self._initial: Tensor | None = None  # (v_j, b_j − mean_j) at fit start, in BN's form
+        self._initial: _Rows | None = None  # at fit start, in BN's form
 
     def start(self, measurement: Measurement) -> None:
         form = measurement.theory.batchnorm_form(_SAMPLES)
@@ -102,26 +102,37 @@ class RademacherBoundDiagnostic(Diagnostic):
         if isinstance(form, str) or self._initial is None:
             return [generic]
         rows = _rows(form)
-        if rows is None or rows.shape != self._initial.shape:
+        if rows is None or rows.weights.shape != self._initial.weights.shape:
             return [generic]
         (factors,) = batchnorm_factors(form.network.norm).values()
-        return [generic, batchnorm_complexity(form.a, form.c, rows, self._initial, factors)]
+        return [generic, batchnorm_complexity(form.a, form.c, rows.joined, self._initial.joined, factors)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"initial": self._initial}
+        return {"initial": None if self._initial is None else tuple(self._initial)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._initial = state.get("initial")
+        self._initial = None if state.get("initial") is None else _Rows(*state["initial"])
 
 
-def _rows(form: BatchNormForm) -> Tensor | None:
-    """Return (v_j, b_j − mean_j), a copy in float64, with the running means; ``None`` without these."""
+class _Rows(NamedTuple):
+    """(v_j, b_j − mean_j) of BN's form with the running means. The weights are apart: a checkpoint has them once."""
+
+    weights: Tensor
+    shifts: Tensor
+
+    @property
+    def joined(self) -> Tensor:
+        return torch.cat([self.weights.to(torch.float64), self.shifts[:, None]], dim=1)
+
+
+def _rows(form: BatchNormForm) -> _Rows | None:
+    """Return a copy of the rows; ``None`` without running means."""
     layer, mean = form.network.hidden, cast(Tensor | None, form.network.norm.running_mean)
     if mean is None:
         return None
-    weight, mean = (t.detach().cpu().to(torch.float64) for t in (layer.weight, mean))
+    mean = mean.detach().cpu().to(torch.float64)
     bias = torch.zeros_like(mean) if layer.bias is None else layer.bias.detach().cpu().to(torch.float64)
-    return torch.cat([weight, (bias - mean)[:, None]], dim=1)
+    return _Rows(layer.weight.detach().cpu().clone(), bias - mean)
 
 
 def _prediction_loss(measurement: Measurement) -> float | None:

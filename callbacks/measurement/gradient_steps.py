@@ -67,6 +67,8 @@ def _why_uneven(trainer: Trainer, n: int) -> str:
         own = min(len(loader.sampler), batches * loader.batch_size)
     except (AttributeError, TypeError, NotImplementedError):
         return "the number of samples in an epoch is not known"
+    if loader.batch_size == n and trainer.world_size == 1 and getattr(loader.sampler, "repeats_the_set", False):
+        own = n  # each batch is the whole set
     if own * trainer.world_size != n:
         return f"{own * trainer.world_size} draws of {n} samples"
     if accumulated > batches:

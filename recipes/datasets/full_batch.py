@@ -11,6 +11,9 @@ __all__ = ["full_batch_loader"]
 class _Repeated(Sampler[int]):
     """Yield 0 … n − 1 in this order, ``times`` times."""
 
+    # Tells the callbacks that n consecutive indices are the whole set, so that a step on them is gradient descent.
+    repeats_the_set = True
+
     def __init__(self, n: int, times: int) -> None:
         self.n, self.times = n, times
 

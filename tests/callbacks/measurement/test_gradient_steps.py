@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from lightning_normtheory.callbacks.measurement.gradient_steps import gradient_steps
+from lightning_normtheory.recipes.datasets.full_batch import full_batch_loader
 
 from support.lit import Classifier
 
@@ -49,6 +50,14 @@ def test_gradient_descent_on_the_whole_set(options):
 )
 def test_a_step_without_the_gradient_of_the_whole_set(options, reason):
     assert steps(**options).batches == reason
+
+
+def test_a_sampler_that_repeats_the_whole_set():
+    """Only one that says so: the first four of eight indices need not be all four samples."""
+    repeated = full_batch_loader(range(4), steps=2).sampler
+    assert steps(sampler=repeated, batch=4).batches == ""
+    assert steps(sampler=repeated, batch=8).batches == "8 draws of 4 samples"
+    assert steps(sampler=[0, 1, 2, 3] * 2, batch=4).batches == "8 draws of 4 samples"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_the_files_form(tmp_path):
         "predictor": "the output of forward",
         "parameters": "all",
     }
-    assert [set(row) for row in first["theorems"]] == [{"theorem", "verdict", "reasons"}] * 6
+    assert [set(row) for row in first["theorems"]] == [{"theorem", "verdict", "reasons", "assumptions"}] * 7
     assert first["schema"] == 1
     assert first["versions"]["torch"] == torch.__version__
     assert [set(row) for row in others] == [{"epoch", "step", "time", "metrics", "user_metrics"}] * 2

@@ -49,11 +49,12 @@ def two_layers():
     )
 
 
-# name: (network, how many numbers of its weights at fit start are kept apart from θ₀: BN's U = (a, c))
+# name: (network, how many float32 numbers of fit start are kept apart from θ₀: BN's U = (a, c); in float64 N(v_0) and
+# b − mean)
 NETS = {
     "chain with WeightNorm": (lambda: chain(weight_norm), 0),
     "chain without": (lambda: chain(lambda layer: layer), 0),
-    "BN's two-layer form": (two_layers, 2 * 4 * WIDTH),
+    "BN's two-layer form": (two_layers, (2 + 2 * 2) * 4 * WIDTH),
     "residual network": (residual, 0),
 }
 
