@@ -83,8 +83,11 @@ ERRORS = {
 }
 # Multiples of the norms of the predictor's Hessian, whose relative error is no larger than the relative residual.
 HESSIANS = ("linearity_b", "linearity_kappa", "linearity_hessian_to_kernel")
-# Quotients by λ_min, whose relative error is that of λ_min.
-QUOTIENTS = ("ntk_condition_number", "ntk_crossover")
+# Quotients by these eigenvalues, whose relative errors add up.
+QUOTIENTS = {
+    "ntk_condition_number": ("ntk_lambda_min",),
+    "ntk_crossover": ("ntk_direction_lambda_min", "ntk_length_lambda_min"),
+}
 
 
 def agree(metric: str, cpu: Row, device: Row) -> bool:
@@ -101,7 +104,7 @@ def agree(metric: str, cpu: Row, device: Row) -> bool:
     if name in HESSIANS:
         allowed += abs(a) * sum(_residual_share(metric, row) for row in (cpu, device))
     if name in QUOTIENTS:
-        allowed += abs(a) * sum(_floor_share(metric, row) for row in (cpu, device))
+        allowed += abs(a) * sum(_floor_share(metric, row, least) for row in (cpu, device) for least in QUOTIENTS[name])
     return abs(a - b) <= allowed
 
 
@@ -110,6 +113,6 @@ def _residual_share(metric: str, row: Row) -> float:
     return _magnitude("predictor_hessian_norm_residual")(metric, row) / norm if norm else 0.0
 
 
-def _floor_share(metric: str, row: Row) -> float:
-    least = _magnitude("ntk_lambda_min")(metric, row)
+def _floor_share(metric: str, row: Row, name: str) -> float:
+    least = _magnitude(name)(metric, row)
     return _magnitude("ntk_lambda_min_floor")(metric, row) / least if least else math.inf

@@ -177,8 +177,11 @@ def _slack(name: str, row: Mapping[str, float], tolerance: float) -> float:
     bare = name.removeprefix(prefix)
     if bare.endswith("lambda_min") or bare.startswith(("certificate_ntk", "ntk_mean_grad")):
         return 2 * floor
-    if bare in ("ntk_condition_number", "ntk_crossover") and least > 0:
+    if bare == "ntk_condition_number" and least > 0:
         return row[name] * 2 * floor / least
+    if bare == "ntk_crossover":  # the root of a quotient of two eigenvalues
+        parts = (row[f"{prefix}ntk_{part}_lambda_min"] for part in ("direction", "length"))
+        return row[name] * sum(floor / part for part in parts)
     # A change of nothing is the rounding of two kernels.
     return (1e-6 if tolerance > 1e-6 else 1e-14) if bare.startswith("ntk_change") else 0.0
 
