@@ -46,7 +46,16 @@ def gradient_steps(function: MeasuredFunction) -> GradientSteps:
         batches = f"mini-batches of {batch} of {n} samples"
     else:
         batches = why_repeated(function.trainer) or _why_uneven(function.trainer, n)
-    return GradientSteps(rate, other or _why_unknown(function.model), batches, batch)
+    return GradientSteps(rate, other or _why_more(function) or _why_unknown(function.model), batches, batch)
+
+
+def _why_more(function: MeasuredFunction) -> str:
+    """Return why a step is not on the measured parameters alone."""
+    theta = {id(p) for p in function.theta.values()}
+    others = [name for name, p in function.model.named_parameters() if p.requires_grad and id(p) not in theta]
+    return (
+        f"{others[0]!r} is trained, too, but is not among the chosen parameters" if function.chosen and others else ""
+    )
 
 
 def _why_unknown(module: LightningModule) -> str:

@@ -12,7 +12,7 @@ from lightning_normtheory.recipes.datasets.full_batch import full_batch_loader
 from support.lit import Classifier
 
 
-def steps(module=None, batch=4, sampler=None, accumulated=1, world=1):
+def steps(module=None, batch=4, sampler=None, accumulated=1, world=1, chosen=""):
     """The steps of SGD on four samples."""
     data = TensorDataset(torch.zeros(4, 1))
     loader = DataLoader(data, batch, sampler=sampler)
@@ -25,8 +25,9 @@ def steps(module=None, batch=4, sampler=None, accumulated=1, world=1):
         world_size=world,
         accumulate_grad_batches=accumulated,
     )
-    theta = dict(module.named_parameters())
-    return gradient_steps(SimpleNamespace(trainer=trainer, model=module, theta=theta, training_samples=4))
+    theta = {name: p for name, p in module.named_parameters() if name.endswith(chosen)}
+    function = {"trainer": trainer, "model": module, "theta": theta, "training_samples": 4, "chosen": bool(chosen)}
+    return gradient_steps(SimpleNamespace(**function))
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 9}, {"batch": 2, "accumulated": 2}], ids=str)
@@ -68,6 +69,11 @@ def test_a_module_that_may_change_its_steps(hook):
     found = steps(module)
     assert found.other == f"the module may change its steps: it has its own {hook}"
     assert found.rate == 0.1
+
+
+def test_steps_on_more_than_the_chosen_parameters():
+    found = steps(chosen="bias")
+    assert found.other.endswith("weight' is trained, too, but is not among the chosen parameters")
 
 
 def test_the_steps_of_manual_optimization_are_not_known():
