@@ -13,7 +13,7 @@ from lightning_normtheory.callbacks.engine.cost import PRODUCT, Sizes
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.curvature import PredictorCurvature
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
-from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic
+from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.norms.distance import displacement, kept_entries
@@ -268,8 +268,8 @@ class Linearity(DiagnosticCallback):
         super().__init__(*args, **kwargs)
 
     def make_diagnostics(self) -> list[Diagnostic]:
-        kernel, distance = NTKLeastEigenvalueDiagnostic(self.samples), DisplacementDiagnostic()
+        kernel, distance = NTKLeastEigenvalueDiagnostic(self.samples, "trace"), DisplacementDiagnostic()
         return [distance, kernel, LinearityDiagnostic(kernel, distance)]
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "ntk_samples": self.samples}
+        return {**super().settings(), **ntk_settings({"samples": self.samples, "outputs": "trace"})}

@@ -181,7 +181,9 @@ class DiagnosticCallback(FitCallback):
         }
         if self._fit.synchronized:
             measured["batch_stats"] = "running (SyncBatchNorm)"
-        return {**super()._notes(), "samples": self.probe.used, "measured": measured}
+        known = {"outputs": self._findings.outputs or None}
+        known["training_samples"] = self.probe.training_samples if self.probe.left_out < 1 else None
+        return {**super()._notes(), "samples": self.probe.used, "measured": measured, **known}
 
     def _measurement(self, trainer: Trainer, pl_module: LightningModule) -> Measurement:
         requests = {each.key: each.hessian_request() for each in self._active}

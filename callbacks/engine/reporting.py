@@ -18,6 +18,7 @@ from lightning_normtheory.callbacks.output import run_file, wandb
 from lightning_normtheory.callbacks.output.fit_end import conclude
 from lightning_normtheory.measuring.processes import FailedElsewhereError, Processes
 from lightning_normtheory.measuring.snapshot import Snapshot
+from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.record.wording import first_lines
 
 __all__ = ["ReportingCallback"]
@@ -122,7 +123,10 @@ class ReportingCallback(HostCallback):
         if self.on_error == "raise":
             raise error
         name, reason = diagnostic.key, first_lines(f"{type(error).__name__}: {error}")
-        self._explain(diagnostic, (), {name: reason})
+        # A reason counts for all metrics of the same callback in the catalog.
+        own = find_metric(name).callback
+        others = [each for each in self._fit.logged.get(name, ()) if find_metric(each).callback != own]
+        self._explain(diagnostic, (), dict.fromkeys((name, *others), reason))
         message = f"{self.prefix}/{name} failed and is logged as NaN: {reason}"
         if _LOST_DEVICE in reason:
             message += (

@@ -75,6 +75,8 @@ class History:
         measured: the loss, the predictor and the parameters that were measured, in words.
         axis: what the rows are counted by; steps if a callback measures by steps.
         max_steps: the limit of the run; ``None`` without one.
+        outputs: k, the number of outputs of a sample; ``None`` if it is not known.
+        training_samples: N, the number of samples that are trained on; ``None`` if it is not known.
     """
 
     path: Path
@@ -91,6 +93,8 @@ class History:
     measured: dict[str, str] = field(default_factory=dict)
     axis: Axis = "epoch"
     max_steps: int | None = None
+    outputs: int | None = None
+    training_samples: int | None = None
 
     @property
     def positions(self) -> list[int]:
@@ -326,6 +330,8 @@ def _history(
         known.get("measured", {}),
         axis,
         known.get("max_steps"),
+        known.get("outputs"),
+        known.get("training_samples"),
     )
 
 

@@ -7,15 +7,17 @@ __all__ = ["first_lines", "join_names", "sentence"]
 
 
 def join_names(names: Iterable[str], most: int = 4) -> str:
-    """Join names with commas; of more than ``most``, say how many are left out.
+    """Join names with commas, or with semicolons if a name has one; of more than ``most``, say how many are left out.
 
     Example:
-        >>> join_names(["a", "b", "c"]), join_names(["a", "b", "c"], most=2)
-        ('a, b, c', 'a, b and 1 more')
+        >>> join_names(["a", "b", "c"]), join_names(["a", "b", "c"], most=2), join_names(["R, training set", "b"])
+        ('a, b, c', 'a, b and 1 more', 'R, training set; b')
     """
     names = list(names)
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    return ("; " if any("," in name for name in names) else ", ").join(names[:most]) + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 def first_lines(text: str, lines: int = 2, width: int = 400) -> str:

@@ -10,6 +10,7 @@ import pytest
 from lightning_normtheory.callbacks import NormTheory, RSCRatio
 from lightning_normtheory.record.history import History, Row, read_histories
 from lightning_normtheory.record.theorem_status import Assumption, TheoremStatus
+from lightning_normtheory.view.readings.reasons import missing
 from lightning_normtheory.view.readings.theorems import theorem_lines
 from lightning_normtheory.view.terminal.fit_summary import end_table
 
@@ -59,6 +60,24 @@ THEOREMS = (
     TheoremStatus("WN, Theorem 6.1 (generalization)", "applies"),
     TheoremStatus("BN, Theorem 2.1 (two-layer ReLU)", "does not apply", ("no BatchNorm",)),
 )
+
+
+def test_the_sharper_bound_and_lower_bounds_are_shown_as_such():
+    low = {"predictor_hessian_norm": 1.5, "predictor_hessian_norm_converged": 0.0}
+    weak = {"progressive_error_bound": 5.17, "progressive_error_bound_sharper": 2.31}
+    text = end_table(history({**low, **weak}, {**low, **weak, "predictor_hessian_norm_converged": 1.0}))
+    assert cells(text, "max ‖∇²f‖") == ["≥ 1.50", "1.50"]
+    assert cells(text, "progressive error bound") == ["2.31", "2.31", "(vacuous)"]
+    text = end_table(history({**weak, "progressive_error_bound_sharper": 0.99}))
+    assert cells(text, "progressive error bound") == ["0.990"]
+
+
+def test_what_is_due_seldom_and_was_always_missing_was_never_measured():
+    rows = [Row(epoch, epoch, 0.0, {"loss": 1.0}, {}) for epoch in range(3)]
+    reasons = {"hessian_lambda_max_lower": "one batch", "rsc_ratio": "no loss"}
+    rows[0] = rows[0]._replace(reasons=reasons)
+    found = {one.why: one.phrase for one in missing(History(Path(), "demo", "normtheory", rows=rows))}
+    assert found == {"one batch": "never measured", "no loss": "in 1 of 3 epochs"}
 
 
 def test_everything_at_once():

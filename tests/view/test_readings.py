@@ -1,6 +1,7 @@
 """Every panel in plain words."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -281,6 +282,48 @@ def test_what_is_measured_in_every_sixteenth_epoch_is_not_over_before(epochs, ov
     run = History(Path(), "demo", "normtheory", rows=rows)
     assert (read_panel(BY_KEY["linearity"], run).finding == "B is no longer measured.") is over
     assert read_panel(BY_KEY["displacement"], run).finding == "‖θ−θ₀‖ is no longer measured."
+
+
+@pytest.mark.parametrize(("converged", "words", "mood"), [(0.0, "is at least 1.5", "note"), (1.0, "is 1.5", "good")])
+def test_a_lower_bound_of_the_outputs_curvature_is_called_one(converged, words, mood):
+    measured = {"predictor_hessian_norm": [1.5], "predictor_hessian_norm_converged": [converged]}
+    reading = read("predictor", certificate_hessian_bound=[5.0], **measured)
+    assert (reading.mood, words in reading.text) == (mood, True)
+    assert words in read("predictor", **measured).text
+    broken = read("predictor", certificate_hessian_bound=[1.0], **measured)
+    assert (broken.mood, words in broken.text) == ("bad", True)
+
+
+@pytest.mark.parametrize("kappa", [0.01, 0.5])
+def test_a_lower_bound_of_kappa_shows_nothing_small(kappa):
+    low = {"predictor_hessian_norm_converged": [0.0], "linearity_b": [0.02]}
+    reading = read("linearity", linearity_kappa=[kappa], **low)
+    assert reading.finding == "κ_f is known from below."
+    assert (
+        f"B = ‖∇²f‖/‖∇f‖² is at least 0.02 on a few samples, and κ_f, with the residuals, at least {kappa}"
+        in reading.text
+    )
+    assert read("linearity", linearity_kappa=[1.5], **low).finding == "κ_f is large."
+    assert read("linearity", **low).finding == "The outputs' curvature is known from below."
+
+
+def test_the_kernel_of_one_output_is_no_average_and_that_of_all_samples_no_bound():
+    series = {"ntk_lambda_min": [1.0], "ntk_lambda_min_floor": [1e-8], "ntk_samples": [8.0]}
+    run = history(settings=[{"ntk_outputs": "trace"}], ntk_lambda_min_decay=[0.5], **series)
+    one = read_panel(BY_KEY["kernel"], replace(run, outputs=1, training_samples=8))
+    assert one.finding == "The tangent kernel is positive definite."
+    assert "These are the training set: from a quarter" in one.text
+    two = read_panel(BY_KEY["kernel"], replace(run, outputs=2, training_samples=9))
+    assert two.finding == "The kernel, averaged over the outputs, is positive definite."
+    assert "Over the training set λ_min is at most that: from a quarter" in two.text
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [({}, "the generalized condition of RSC"), ({"rsc_beta": [1.0]}, "the condition of RSC")]
+)
+@pytest.mark.parametrize("value", [1.0, 3.0])
+def test_whose_condition_on_the_mean_gradient_it_is(value, more, words):
+    assert words in read("mean_gradient", mean_predictor_grad_norm_sq=[value], rsc_threshold=[2.0], **more).text
 
 
 def test_the_progressive_bound_names_what_it_assumes():

@@ -87,17 +87,23 @@ class _Bounded:
         if math.isnan(smallest) or math.isnan(norm):
             return None
         if norm > smallest * (1 + 1e-3):  # the norm has an error, too
-            text = f"max {self._symbol} is {number(norm)} and its bound {number(smallest)}. Please report it."
+            least = "at least " if now.get(f"{name}_converged") == 0 else ""
+            text = f"max {self._symbol} is {least}{number(norm)} and its bound {number(smallest)}. Please report it."
             return Reading(f"The bound of {self._symbol} does not hold.", text, "bad")
+        if now.get(f"{name}_converged") == 0:
+            text = f"max {self._symbol} is at least {number(norm)} (not converged), the bound {number(smallest)}."
+            return Reading(f"The bound of {self._symbol} is not exceeded, as far as is known.", text)
         much = f", {times(smallest / norm)} as much" if norm > 0 else ""
         text = f"max {self._symbol} is {number(norm)}, the bound {number(smallest)}{much}."
         return Reading(f"The bound of {self._symbol} holds.", text, "good")
 
     def _alone(self, history: History) -> Reading | None:
         """Give the norm or the bound, if there is only one of them."""
-        norm = next((history.last(name) for name in self._measured if not math.isnan(history.last(name))), math.nan)
-        if not math.isnan(norm):
-            return Reading(f"{self._symbol} has no bound here.", f"max {self._symbol} is {number(norm)}.")
+        for name in self._measured:
+            norm = history.last(name)
+            if not math.isnan(norm):
+                least = "at least " if history.latest(name).get(f"{name}_converged") == 0 else ""
+                return Reading(f"{self._symbol} has no bound here.", f"max {self._symbol} is {least}{number(norm)}.")
         known = [history.last(name) for name in self._bounds if math.isfinite(history.last(name))]
         text = f"{self._symbol} is at most {number(min(known, default=math.nan))}.{self._remedy}"
         return Reading(f"{self._symbol} is bounded and was not measured.", text) if known else None
@@ -119,12 +125,19 @@ def _linearity(history: History) -> Reading | None:
     ratio, kappa = now.get("linearity_b", math.nan), now.get("linearity_kappa", math.nan)
     if math.isnan(ratio):
         return None
-    text = f"B = ‖∇²f‖/‖∇f‖² is {number(ratio)} on a few samples"
+    # All are proportional to ‖∇²f‖.
+    from_below = now.get("predictor_hessian_norm_converged") == 0
+    least = "at least " if from_below else ""
+    text = f"B = ‖∇²f‖/‖∇f‖² is {least}{number(ratio)} on a few samples"
+    if math.isnan(kappa) and from_below:
+        return Reading("The outputs' curvature is known from below.", f"{text}: ‖∇²f‖ has not converged.")
     if math.isnan(kappa):
         return Reading(
             "The outputs' curvature was measured.", f"{text}: f bends little while it changes by much less than 1/B."
         )
-    text += f", and κ_f, with the residuals, {number(kappa)}"
+    text += f", and κ_f, with the residuals, {least}{number(kappa)}"
+    if kappa < 1 and from_below:
+        return Reading("κ_f is known from below.", f"{text}: ‖∇²f‖ has not converged, so κ_f may be larger.")
     if kappa < 0.1:
         return Reading("κ_f is small.", f"{text}: near these parameters the network trains like its linearization.")
     if kappa < 1:
@@ -148,7 +161,9 @@ def _least_eigenvalue(history: History) -> Reading | None:
         return None
     outputs = next((each["ntk_outputs"] for each in history.settings if "ntk_outputs" in each), "full")
     of = {"trace": ", averaged over the outputs,", "sum": " of the sum of the outputs"}.get(outputs, "")
-    samples = number(now.get("ntk_samples", math.nan))
+    of = "" if history.outputs == 1 else of
+    n = now.get("ntk_samples", math.nan)
+    samples = number(n, 15)
     if value <= floor:
         return Reading(
             "λ_min(K) cannot be distinguished from zero.",
@@ -162,10 +177,9 @@ def _least_eigenvalue(history: History) -> Reading | None:
     )
     decay = now.get("ntk_lambda_min_decay", math.nan)
     if not math.isnan(decay):
-        text += (
-            " Over the training set λ_min is at most that: from a quarter of the samples to all it falls like "
-            f"n^−{number(decay)}."
-        )
+        whole = n == history.training_samples
+        set_ = "These are the training set" if whole else "Over the training set λ_min is at most that"
+        text += f" {set_}: from a quarter of the samples to all it falls like n^−{number(decay)}."
     if "ntk_directions" in now:
         m, error = now["ntk_directions"], now.get("ntk_lambda_min_error", math.nan)
         known = "" if math.isnan(error) else f", with standard error {number(error)}"

@@ -1,5 +1,6 @@
 """State why metrics of a run are NaN or missing."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from lightning_normtheory.record.history import History
@@ -9,6 +10,7 @@ from lightning_normtheory.view.panels import PANELS
 
 __all__ = ["Missing", "missing", "missing_in"]
 
+_NEVER = "never measured"
 _ORDER = {metric.name: position for position, metric in enumerate(METRICS)}
 
 
@@ -28,6 +30,11 @@ class Missing(NamedTuple):
     when: str
     sections: frozenset[str]
     minor: bool
+
+    @property
+    def phrase(self) -> str:
+        """When, within a sentence."""
+        return self.when if self.when == _NEVER else f"in {self.when}"
 
 
 def missing(history: History) -> list[Missing]:
@@ -57,12 +64,28 @@ def missing(history: History) -> list[Missing]:
             Missing(
                 join_names(dict.fromkeys(metric.row or metric.symbol for metric in map(find_metric, by_name))),
                 why,
-                f"every {history.unit}" if count == len(measured) else f"{count} of {len(measured)} {history.unit}s",
+                _when(count, history, never=not logged & by_name.keys() and _seldom(by_name)),
                 frozenset(panel.section for panel in PANELS if panel.key in unlogged),
                 all(metric.every > 1 and not metric.row for metric in map(find_metric, by_name)),
             )
         )
     return found
+
+
+def _seldom(names: Iterable[str]) -> bool:
+    """Return whether all are due in few measurements."""
+    return all(find_metric(name).every > 1 for name in names)
+
+
+def _when(count: int, history: History, *, never: bool) -> str:
+    """
+    Args:
+        never: whether the metrics were missing whenever they were due.
+    """
+    rows = len(history.measurements)
+    if count == rows:
+        return f"every {history.unit}"
+    return _NEVER if never else f"{count} of {rows} {history.unit}s"
 
 
 def missing_in(section: str, history: History) -> list[str]:

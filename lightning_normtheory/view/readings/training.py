@@ -166,15 +166,17 @@ def _mean_gradient(history: History) -> Reading | None:
     threshold, value = now.get("rsc_threshold", math.nan), now.get(name, math.nan)
     if math.isnan(threshold) or math.isnan(value):
         return _only(history, name, "RSC's threshold is known only for smooth chains of layers with the square loss.")
+    # Of other networks than the paper's own, it takes the bounds of their layers.
+    condition = "condition of RSC, Theorem 5.1," if "rsc_beta" in now else "generalized condition of RSC, Theorem 5.1,"
     if value > threshold:
         return Reading(
             "‖ḡ‖² is above RSC's threshold.",
-            f"‖ḡ‖² is {number(value)}, above {number(threshold)}: the condition of RSC, Theorem 5.1, holds.",
+            f"‖ḡ‖² is {number(value)}, above {number(threshold)}: the {condition} holds.",
             "good",
         )
     return Reading(
         "‖ḡ‖² is below RSC's threshold.",
-        f"‖ḡ‖² is {number(value)} but RSC, Theorem 5.1, needs more than {number(threshold)}.",
+        f"‖ḡ‖² is {number(value)} but the {condition} needs more than {number(threshold)}.",
     )
 
 

@@ -42,7 +42,7 @@ def end_table(history: History, width: int = 80) -> str:
     for one in missing(history):
         if one.minor:
             continue
-        when = "" if one.when == f"every {history.unit}" else f" in {one.when}"
+        when = "" if one.when == f"every {history.unit}" else f" {one.phrase}"
         text = sentence(f"– {one.what}{when}: {one.why}")
         lines += _fold(textwrap.shorten(text, 3 * width - 20, placeholder=" …").split(" "), width)
     if history.theorems:
@@ -114,6 +114,11 @@ def _compare_gap(last: Metrics, _: History) -> Iterator[str]:
         yield f"bound {_number(bound)}{vacuous}"
 
 
+def _compare_progressive(last: Metrics, _: History) -> Iterator[str]:
+    if _shown("progressive_error_bound", last) >= 1:
+        yield "(vacuous)"
+
+
 def _compare_alpha(last: Metrics, _: History) -> Iterator[str]:
     if last.get("rsc_alpha", math.nan) > max(last["certificate_alpha"], 0):
         yield f"from ‖ḡ‖² {_number(last['rsc_alpha'])}"
@@ -144,8 +149,19 @@ _COMPARISONS: dict[str, Callable[[Metrics, History], Iterator[str]]] = {
     "weightnorm_displacement_v": lambda last, _: _value("reach", "dgm_reach_v", last),
     "batchnorm_displacement_v": lambda last, _: _value("radius", "batchnorm_radius_v", last),
     "generalization_gap": _compare_gap,
+    "progressive_error_bound": _compare_progressive,
     "rademacher_bound": lambda last, _: _value("max ‖x‖", "rademacher_x_norm", last),
 }
+
+
+# A lower bound until it has converged.
+_FROM_BELOW = ("predictor_hessian_norm",)
+
+
+def _shown(name: str, metrics: Metrics) -> float:
+    """Return the value of a row of the table: of two bounds, the sharper one."""
+    sharper = metrics.get(f"{name}_sharper", math.nan)
+    return sharper if sharper < metrics[name] else metrics[name]
 
 
 class _Line(NamedTuple):
@@ -162,7 +178,7 @@ def _lines(history: History, rows: list[Row]) -> list[_Line]:
     for metric in METRICS:
         values = [row.metrics for row in rows if metric.name in row.metrics]
         if metric.name in shown and metric.name not in left_out:
-            first, last = (each[metric.name] for each in (values[0], values[-1]))
+            first, last = (_shown(metric.name, each) for each in (values[0], values[-1]))
             compare = _COMPARISONS.get(metric.name, lambda last, _: iter(()))
             undefined = ["NaN: see below" if history.reason(metric.name) else "NaN"]
             error = standard_error(metric.name, values[-1])
@@ -171,7 +187,9 @@ def _lines(history: History, rows: list[Row]) -> list[_Line]:
             if math.isnan(first) and not math.isnan(last):
                 theory.append("NaN at first")
             digits = min(metric.digits, _MOST_DIGITS)
-            cells = [_number(first, digits), _number(last, digits)]
+            least = [each.get(f"{metric.name}_converged") == 0 for each in (values[0], values[-1])]
+            least = least if metric.name in _FROM_BELOW else [False, False]
+            cells = ["≥ " * below + _number(value, digits) for value, below in zip((first, last), least)]
             if len(values) == 1 < len(rows):  # in the column of its row
                 cells[0 if metric.name not in rows[0].metrics else 1] = ""
             lines.append(_Line(metric.row, tuple(cells[-len(rows) :]), theory))

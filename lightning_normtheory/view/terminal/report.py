@@ -50,7 +50,7 @@ def print_report(history: History, console: Console) -> None:
     if reasons := missing(history):
         console.print("\nNot measured, or not a number", style="bold")
         for one in reasons:
-            console.print(sentence(f"{one.what}, in {one.when}: {one.why}"), markup=False, highlight=False)
+            console.print(sentence(f"{one.what}, {one.phrase}: {one.why}"), markup=False, highlight=False)
     if verdicts := theorems(history):
         console.print("\nWhich theorem applies", style="bold")
         console.print(verdicts, soft_wrap=True, markup=False, highlight=False)
