@@ -10,6 +10,12 @@ __all__ = ["Comparison", "compare", "not_finite"]
 # What only says how a value was found: seconds, products, and the errors that are stated with a value.
 _ABOUT_VALUES = re.compile(r"(_residual|_error|_floor|_hvps|seconds|_converged|gamma_gap)(__.*)?$")
 
+# Quotients by eigenvalues of the kernel, whose relative errors add up.
+_QUOTIENTS = {
+    "ntk_condition_number": ("ntk_lambda_min",),
+    "ntk_crossover": ("ntk_direction_lambda_min", "ntk_length_lambda_min"),
+}
+
 
 class Comparison(NamedTuple):
     """The result for one training.
@@ -77,6 +83,7 @@ def _stated(name: str, row: Mapping[str, float], value: float) -> float:
         return beside("hessian_lambda_max_residual")
     if metric == "generalization_gap":
         return 1e-3 * beside("generalization_train_loss")
-    if metric in ("ntk_condition_number", "ntk_crossover"):
-        return abs(value) * floor / beside("ntk_lambda_min") if beside("ntk_lambda_min") else 0.0
+    if metric in _QUOTIENTS:
+        leasts = [beside(name) for name in _QUOTIENTS[metric]]
+        return abs(value) * sum(floor / least for least in leasts) if all(leasts) else 0.0
     return floor if "lambda_min" in metric or metric == "certificate_ntk_margin" else 0.0

@@ -70,7 +70,8 @@ def _why_unknown(module: LightningModule) -> str:
 
 def _why_uneven(trainer: Trainer, n: int) -> str:
     """Return why samples do not count equally in a step that has them all, or not with the weight 1/n."""
-    loader, accumulated = trainer.train_dataloader, trainer.accumulate_grad_batches
+    loader: Any = trainer.train_dataloader
+    accumulated = trainer.accumulate_grad_batches
     batches = int(trainer.num_training_batches)
     try:
         own = min(len(loader.sampler), batches * loader.batch_size)
