@@ -299,7 +299,7 @@ class TheoryInputs:
     def _dgm_form(self, samples: int) -> DGMForm | str:
         function = self._function
         if function.findings.outputs > 1:
-            return "the model does not have exactly one output"
+            return f"the model has {function.findings.outputs} outputs, not one"
         inputs, outputs = [], []
         with function.measuring(), torch.no_grad():
             for batch, asked in function.first(samples):
@@ -308,8 +308,10 @@ class TheoryInputs:
                     return "the input cannot be identified in its batches"
                 inputs.append(parts.x[:asked].flatten(1))
                 outputs.append(function.outputs_of(batch)[:asked].reshape(asked, -1))
-                if inputs[-1].shape[1:] != inputs[0].shape[1:] or outputs[-1].shape[1] != 1:
-                    return "the model does not have exactly one output"
+                if inputs[-1].shape[1:] != inputs[0].shape[1:]:
+                    return "the inputs have different shapes"
+                if outputs[-1].shape[1] != 1:
+                    return f"the model has {outputs[-1].shape[1]} outputs, not one"
             return dgm_form(function.model, torch.cat(inputs), torch.cat(outputs))
 
     def batchnorm_form(self, samples: int) -> BatchNormForm | str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_normtheory.architecture.activations import ActivationConstants
 from lightning_normtheory.architecture.chain import Chain, Link, chain_of
-from lightning_normtheory.architecture.operations import Activation, Affine, LogSoftmax, Operation, walk
+from lightning_normtheory.architecture.operations import Activation, Affine, Input, LogSoftmax, Opaque, Operation, walk
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.linalg.precision import norm_in_float64, to_float64
 from lightning_normtheory.measuring.preserve import preserve_state
@@ -84,6 +84,16 @@ class Problem:
         """The activations of the network, each once."""
         found = {step.constants for step in walk(self.output) if isinstance(step, Activation)}
         return tuple(sorted(found, key=lambda constants: constants.name))
+
+    @property
+    def recognized(self) -> bool:
+        """Whether every operation of the network has a rule."""
+        return not any(isinstance(step, Opaque) for step in walk(self.output))
+
+    @property
+    def inputs(self) -> int | None:
+        """d, the number of entries of a sample; ``None`` if the recorded pass does not show it."""
+        return next((step.size for step in walk(self.output) if isinstance(step, Input)), None)
 
     @property
     def x_norm(self) -> float:
@@ -201,9 +211,9 @@ def _widths(chain: Chain) -> tuple[str, ...]:
 
 def _differences_to_weight_norm(link: Link) -> list[str]:
     affine = link.affine
-    if affine.origin.kind != "weight_norm":
-        return ["no WeightNorm"]
     found = _is_convolution(affine) + _has_bias(affine) + _has_factor(link)
+    if affine.origin.kind != "weight_norm":
+        return ["no WeightNorm", *found]
     g, v = affine.origin.tensors
     norms, lengths = norm_in_float64(affine.weight, dim=1), to_float64(g.detach()).abs().flatten()
     # An embedding or a transposed convolution has its units on another axis.

@@ -7,18 +7,22 @@ import torch
 
 from lightning_normtheory.record.theorem_status import TheoremStatus
 from lightning_normtheory.theorems.papers.bn_form import BatchNormForm
+from lightning_normtheory.theorems.papers.bn_margin import class_signs
 from lightning_normtheory.theorems.problem import Problem
 from lightning_normtheory.theorems.verdicts.chains import check_gaussian
 from lightning_normtheory.theorems.verdicts.facts import NOT_SHOWN, Facts, Judge, Run, status
 
 __all__ = ["bn_descent", "bn_steps", "two_layer_batch_norm", "two_layer_batch_norm_descent"]
 
+_TRAINED, _MARGIN = "a, c and V are trained", "γ_a + γ_c > 0 (Assumption 1.2)"
+_WIDTH = "m within [2²⁹ε_N³ ln^{3/2}(5nt/δ)/γ², δ exp(d/8)]"
+_ONES, _V, _A = "c = 1 at the start", "V_0 ~ N(0, 1/d)", "a_0 ~ N(0, 1/m)"
+
 
 def two_layer_batch_norm(facts: Facts, run: Run | None) -> TheoremStatus:
     """Judge BN, Theorem 2.1, whose printed constants differ from those of the paper's proof."""
     judge, of_run = _judges(facts, run, bn_steps)
-    if not isinstance(facts.batchnorm, str):
-        judge.unknown("i.i.d. samples", NOT_SHOWN)
+    judge.unknown("i.i.d. samples", NOT_SHOWN)
     notes = ["the printed constants differ from those of the paper's proof"]
     return status("BN, Theorem 2.1 (two-layer ReLU)", judge, of_run, notes)
 
@@ -31,15 +35,30 @@ def two_layer_batch_norm_descent(facts: Facts, run: Run | None) -> TheoremStatus
 
 
 def _judges(facts: Facts, run: Run | None, judge_steps: Callable[[Run], Judge]) -> tuple[Judge, Judge | None]:
-    """Judge network and run; the run only if the network has BN's form."""
+    """Judge network and run, as far as that is possible for a network that does not have BN's form."""
     judge, form = Judge("network"), facts.batchnorm
     if isinstance(form, str):
-        judge.check("BN's network (Section 1.3)", form)
-        return judge, None if run is None else Judge("run")
-    judge.check("BN's network (Section 1.3)", "", f"m = {len(form.v)}, ε_N = {form.epsilon_n:.3g}")
-    _check_network(judge, form, facts)
-    _check_start(judge, form)
+        _check_other(judge, form, facts)
+    else:
+        judge.check("BN's network (Section 1.3)", "", f"m = {len(form.v)}, ε_N = {form.epsilon_n:.3g}")
+        _check_network(judge, form, facts)
+        _check_start(judge, form)
     return judge, None if run is None else judge_steps(run)
+
+
+def _check_other(judge: Judge, why: str, facts: Facts) -> None:
+    """Check what can be checked of a network that does not have BN's form."""
+    judge.check("BN's network (Section 1.3)", why)
+    _check_loss(judge, facts.problem)
+    judge.check("no dropout", facts.dropped)
+    if facts.targets is None or facts.targets.dim() == 0:
+        judge.unknown("y = ±1", "the labels are not known")
+    else:
+        two = class_signs(facts.targets, len(facts.targets)) is not None
+        part = facts.part(len(facts.targets))
+        judge.check_samples(part, "y = ±1", "" if two else "the labels do not have two classes")
+    for name in ("‖x̄_i‖ ≤ 1", _TRAINED, _MARGIN, _WIDTH, _ONES, _V, _A):
+        judge.unknown(name, "examined only for BN's network")
 
 
 def _check_network(judge: Judge, form: BatchNormForm, facts: Facts) -> None:
@@ -51,17 +70,22 @@ def _check_network(judge: Judge, form: BatchNormForm, facts: Facts) -> None:
     trained = {id(p) for p in facts.problem.trained.values()}
     own = {"v": form.network.hidden.weight, "c": form.network.norm.weight, "a": form.network.head.weight}
     frozen = [name for name, tensor in own.items() if tensor is not None and id(tensor) not in trained]
-    judge.check("a, c and V are trained", f"not trained: {', '.join(frozen)}" if frozen else "")
+    judge.check(_TRAINED, f"not trained: {', '.join(frozen)}" if frozen else "")
     judge.check("no dropout", facts.dropped)
     judge.check_samples(part, "y = ±1", "" if facts.signs is not None else "the labels do not have two classes")
     if facts.margin is not None:
         none = "" if facts.margin > 0 else "the margin γ_a + γ_c at initialization is 0"
-        judge.check_samples(part, "γ_a + γ_c > 0 (Assumption 1.2)", none, f"{facts.margin:.3g}")
+        judge.check_samples(part, _MARGIN, none, f"{facts.margin:.3g}")
+    else:
+        judge.unknown(_MARGIN, "the margin is known only for two classes")
     found, width = facts.batchnorm_theorem, len(form.v)
     if found is not None:
-        allowed = f"{found.width_lower:.2g} to {found.width_upper:.2g}"
-        wrong = "" if found.width_ok else f"the width is {width}, but must be {allowed}"
-        judge.check("m within [2²⁹ε_N³ ln^{3/2}(5nt/δ)/γ², δ exp(d/8)]", wrong, str(width))
+        allowed = f"at least {found.width_lower:.2g} and at most {found.width_upper:.2g}"
+        wrong = f"no width fits: {allowed}" if found.width_lower > found.width_upper else ""
+        wrong = wrong or ("" if found.width_ok else f"the width is {width}, but must be {allowed}")
+        judge.check(_WIDTH, wrong, str(width))
+    else:
+        judge.unknown(_WIDTH, f"m = {width}, and γ is not known or 0")
 
 
 def _check_loss(judge: Judge, problem: Problem) -> None:
@@ -75,9 +99,9 @@ def _check_loss(judge: Judge, problem: Problem) -> None:
 def _check_start(judge: Judge, form: BatchNormForm) -> None:
     width, d = form.v.shape
     ones = bool(torch.allclose(form.c.detach(), torch.ones_like(form.c), rtol=1e-3))
-    judge.check("c = 1 at the start", "" if ones else "c is not 1 at the start")
-    check_gaussian(judge, "V_0 ~ N(0, 1/d)", {"V": (form.v, d**-0.5)}, needed=True)
-    check_gaussian(judge, "a_0 ~ N(0, 1/m)", {"a": (form.a, width**-0.5)}, needed=True)
+    judge.check(_ONES, "" if ones else "c is not 1 at the start")
+    check_gaussian(judge, _V, {"V": (form.v, d**-0.5)}, needed=True)
+    check_gaussian(judge, _A, {"a": (form.a, width**-0.5)}, needed=True)
 
 
 def bn_steps(run: Run) -> Judge:

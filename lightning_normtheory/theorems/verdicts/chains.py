@@ -9,10 +9,13 @@ from lightning_normtheory.architecture.chain import Chain
 from lightning_normtheory.record.theorem_status import NOT_YET
 from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.theorems.initialization import why_not_gaussian
+from lightning_normtheory.theorems.losses import KnownLoss
 from lightning_normtheory.theorems.problem import Problem
 from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run
 
 __all__ = [
+    "OF_CHAINS",
+    "PARTLY",
     "check_activation",
     "check_descent",
     "check_gaussian",
@@ -22,10 +25,14 @@ __all__ = [
     "check_step",
     "check_trained",
     "check_value",
+    "other_loss",
     "unbounded_derivatives",
 ]
 
 _CLOSE = 1e-3
+# Why a property of the layers cannot be checked.
+OF_CHAINS = "known only for a chain of layers"
+PARTLY = "not every operation of the network is recognized"
 
 
 def unbounded_derivatives(problem: Problem) -> list[str]:
@@ -44,12 +51,19 @@ def check_activation(
     """Check that there is one activation, smooth and with |φ'| ≤ 1 (Assumption 1 of WN and RSC)."""
     phis = problem.activations
     names = join_names([phi.name for phi in phis]) or "none"
-    judge.check("φ is smooth: |φ''| ≤ β_φ", unbounded_derivatives(problem), names, needed=smooth_needed)
+
+    def check(name: str, problems: list[str], value: str, needed: bool) -> None:
+        if problems or problem.recognized:
+            judge.check(name, problems, value, needed=needed)
+        else:
+            judge.unknown(name, PARTLY)
+
+    check("φ is smooth: |φ''| ≤ β_φ", unbounded_derivatives(problem), names, smooth_needed)
     if lipschitz:
         steep = [f"|φ'| of {phi.name} reaches {phi.lipschitz:.4g}, above 1" for phi in phis if phi.lipschitz > 1]
-        judge.check("φ is 1-Lipschitz: |φ'| ≤ 1", steep, needed=False)
+        check("φ is 1-Lipschitz: |φ'| ≤ 1", steep, "", False)
     different = [f"the activations {names} are different"] if len(phis) > 1 else []
-    judge.check("one φ in all layers", different, names, needed=one_needed)
+    check("one φ in all layers", different, names, one_needed)
     if measured := [phi.name for phi in phis if phi.measured]:
         judge.unknown("the constants of φ", f"the constants of {join_names(measured)} are measured, not derived")
 
@@ -66,6 +80,8 @@ def check_trained(judge: Judge, facts: Facts, *, needed: bool = False) -> None:
                 frozen.append(origin.name.removesuffix(".weight"))
         problem = f"not trained: {join_names(frozen)}" if frozen else ""
         judge.check("every layer is trained", problem, needed=needed)
+    else:
+        judge.unknown("every layer is trained", OF_CHAINS)
     judge.check("no dropout", facts.dropped)
 
 
@@ -78,12 +94,24 @@ def check_input_norm(judge: Judge, facts: Facts, value: float, name: str) -> Non
     judge.check_samples(part, f"‖x_i‖ = {name} (Assumption 2)", different, measured, needed=False)
 
 
+def other_loss(loss: KnownLoss | str) -> str:
+    """Say that a loss is not the square loss; empty if it is.
+
+    Example:
+        >>> other_loss(KnownLoss("logistic")), other_loss(KnownLoss("square"))
+        ('the loss is a logistic loss, not the square loss', '')
+    """
+    if isinstance(loss, str):
+        return loss
+    name = {"logistic": "logistic loss"}.get(loss.name, loss.name.replace("_", " "))
+    return "" if loss.is_square else f"the loss is a {name}, not the square loss"
+
+
 def check_square_loss(judge: Judge, problem: Problem, *, needed: bool = True) -> None:
     """Check for L = (1/n)Σ_i(y_i − f(x_i))², and then for its constant."""
     loss = problem.loss
     if isinstance(loss, str) or not loss.is_square:
-        other = loss if isinstance(loss, str) else f"the loss is a {loss.name.replace('_', ' ')}, not the square loss"
-        judge.check("square loss", other, needed=needed or isinstance(loss, str))
+        judge.check("square loss", other_loss(loss), needed=needed or isinstance(loss, str))
         return
     judge.check("square loss", "")
     usual = math.isclose(loss.scale, 1, rel_tol=_CLOSE) and not loss.summed

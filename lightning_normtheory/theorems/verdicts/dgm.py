@@ -6,43 +6,72 @@ from lightning_normtheory.record.theorem_status import NOT_YET, TheoremStatus
 from lightning_normtheory.theorems.papers.dgm import DGMForm
 from lightning_normtheory.theorems.papers.dgm_rates import LARGEST_STEP, dgm_widths
 from lightning_normtheory.theorems.problem import Problem
-from lightning_normtheory.theorems.verdicts.chains import check_descent
+from lightning_normtheory.theorems.verdicts.chains import check_descent, other_loss
 from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run, status
 
 __all__ = ["dgm_steps", "two_layer_relu"]
 
+_START, _PARALLEL = "v_k(0) ~ N(0, α²I) (eq. (2.4))", "no two samples are parallel (Assumption 1)"
+_WIDTH, _OF_FORM = "the width m = Ω(…)", "examined only for DGM's network"
 _NORMS = {"v": "‖v − v₀‖", "g": "|g − g₀|"}
 
 
 def two_layer_relu(facts: Facts, run: Run | None) -> TheoremStatus:
     """Judge DGM's theorem for the network's α: 4.1 if α ≤ 1, else 4.2."""
     judge, form, problem = Judge("network"), facts.dgm, facts.problem
+    of_run = None if run is None else dgm_steps(run)
     if isinstance(form, str):
-        judge.check("DGM's network (eq. (1.2))", form)
-        return status("DGM, Theorems 4.1 and 4.2 (two-layer ReLU)", judge, None if run is None else Judge("run"))
+        _check_other(judge, form, facts)
+        return status("DGM, Theorems 4.1 and 4.2 (two-layer ReLU)", judge, of_run)
     judge.check("DGM's network (eq. (1.2))", "", f"α = {form.alpha:.3g}, m = {form.width}")
-    start = "v_k(0) ~ N(0, α²I) (eq. (2.4))"
     if form.start or form.enough:
-        judge.check(start, f"the start of v is not Gaussian: {form.start}" if form.start else "")
+        judge.check(_START, f"the start of v is not Gaussian: {form.start}" if form.start else "")
     else:
-        judge.unknown(start, "there are too few weights to tell")
+        judge.unknown(_START, "there are too few weights to tell")
     part = facts.part(form.samples)
-    far = "" if form.x_norm <= 1.001 else f"‖x‖ reaches {form.x_norm:.3g}, above 1"
-    judge.check_samples(part, "‖x_i‖ ≤ 1 (Assumption 1)", far, f"at most {form.x_norm:.3g}")
-    judge.check_samples(part, "no two samples are parallel (Assumption 1)", form.parallel)
-    judge.check("d ≥ 50 (Assumption 2)", "" if form.inputs >= 50 else f"d is {form.inputs}, below 50", str(form.inputs))
+    _check_norms(judge, part, form.x_norm)
+    judge.check_samples(part, _PARALLEL, form.parallel)
+    _check_inputs(judge, form.inputs)
     _check_loss(judge, problem)
     _check_width(judge, form, facts)
     judge.check("no dropout", facts.dropped)
     number, regime = ("4.1", "α ≤ 1") if form.directions_dominate else ("4.2", "α > 1")
-    of_run = None if run is None else dgm_steps(run)
     return status(f"DGM, Theorem {number} (two-layer ReLU, {regime})", judge, of_run)
+
+
+def _check_other(judge: Judge, why: str, facts: Facts) -> None:
+    """Check what can be checked of a network that does not have DGM's form."""
+    judge.check("DGM's network (eq. (1.2))", why)
+    judge.unknown(_START, _OF_FORM)
+    _check_norms(judge, facts.part(facts.examined), facts.problem.x_norm)
+    judge.unknown(_PARALLEL, _OF_FORM)
+    _check_inputs(judge, facts.problem.inputs)
+    _check_loss(judge, facts.problem)
+    judge.unknown(_WIDTH, _OF_FORM)
+    judge.check("no dropout", facts.dropped)
+
+
+def _check_norms(judge: Judge, part: str, largest: float) -> None:
+    name = "‖x_i‖ ≤ 1 (Assumption 1)"
+    if math.isnan(largest):
+        judge.unknown(name, "‖x‖ is not known")
+        return
+    far = "" if largest <= 1.001 else f"‖x‖ reaches {largest:.3g}, above 1"
+    judge.check_samples(part, name, far, f"at most {largest:.3g}")
+
+
+def _check_inputs(judge: Judge, d: int | None) -> None:
+    if d is None:
+        judge.unknown("d ≥ 50 (Assumption 2)", "d is not known")
+    else:
+        judge.check("d ≥ 50 (Assumption 2)", "" if d >= 50 else f"d is {d}, below 50", str(d))
 
 
 def _check_loss(judge: Judge, problem: Problem) -> None:
     loss = problem.loss
     if isinstance(loss, str) or not loss.is_square:
-        judge.check("square loss", loss if isinstance(loss, str) else f"the loss is a {loss.name.replace('_', ' ')}")
+        judge.check("square loss", other_loss(loss))
+        judge.unknown("‖y‖_∞ = O(1)", "the targets of another loss")
         return
     judge.check("square loss", "")
     own = loss.summed and math.isclose(loss.scale / loss.summed, 0.5, rel_tol=1e-3)
@@ -59,10 +88,10 @@ def _check_width(judge: Judge, form: DGMForm, facts: Facts) -> None:
     n = form.samples if facts.samples is None else facts.samples
     least, floor = (form.lambda_0 if form.directions_dominate else form.mu_0), form.floor
     if n != form.samples:
-        judge.unknown("the width m = Ω(…)", f"the least eigenvalue is that of {form.samples} of {n} samples")
+        judge.unknown(_WIDTH, f"the least eigenvalue is that of {form.samples} of {n} samples")
         return
     if least <= floor:
-        judge.unknown("the width m = Ω(…)", "λ_min(V∞) or λ_min(G∞) is zero up to rounding")
+        judge.unknown(_WIDTH, "λ_min(V∞) or λ_min(G∞) is zero up to rounding")
         return
     lengths = "m = Ω(max(n⁴ log(n/δ)/(α⁴μ₀⁴), n² log(n/δ)/μ₀²))"
     name = "m = Ω(n⁴ log(n/δ)/λ₀⁴)" if form.directions_dominate else lengths

@@ -14,7 +14,8 @@ from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run, stat
 
 __all__ = ["lin_ball", "linearity"]
 
-_FROZEN = "weights that are not trained"
+_FROZEN, _NOT_LINEAR = "weights that are not trained", "the output layer is not linear"
+_START, _WIDE, _LIMIT = "W_0 ~ N(0, 1)", "m > d (Lemma G.1)", "m → ∞"
 # The properties of the layers, by the beginnings of their differences in `lin_form`. Those of the activations have
 # assumptions of their own.
 _LAYERS = {
@@ -34,30 +35,40 @@ def linearity(facts: Facts, run: Run | None) -> TheoremStatus:
     """
     judge, problem = Judge("network"), facts.problem
     differences = lin_form(problem)
-    _check_layers(judge, differences)
-    if not isinstance(problem.chain, Chain):  # of a chain, `check_trained` does
-        judge.check("every layer is trained", [each for each in differences if each.startswith(_FROZEN)])
+    followed = problem.recognized and not any(each.startswith(_NOT_LINEAR) for each in differences)
+    _check_layers(judge, differences, followed)
     layers = [step for step in walk(problem.output) if isinstance(step, Affine)]
-    if len(layers) > 1:
+    if problem.recognized and len(layers) > 1:
         start = {layer.origin.name.removesuffix(".weight"): (layer.weight, 1.0) for layer in layers}
-        check_gaussian(judge, "W_0 ~ N(0, 1)", start, needed=True)
+        check_gaussian(judge, _START, start, needed=True)
         width, inputs = len(layers[0].weight), _inputs(layers[0])
         narrow = "" if width > inputs else f"the width {width} is not above the {inputs} inputs"
-        judge.check("m > d (Lemma G.1)", narrow, f"{width} > {inputs}")
-        judge.unknown("m → ∞", f"asymptotic: the layers have {width} units, and no constant is given")
+        judge.check(_WIDE, narrow, f"{width} > {inputs}")
+        judge.unknown(_LIMIT, f"asymptotic: the layers have {width} units, and no constant is given")
+    else:
+        for name in (_START, _WIDE, _LIMIT):
+            judge.unknown(name, "the hidden layers are not recognized")
     check_activation(judge, problem, one_needed=True, lipschitz=False)
     check_one_output(judge, problem, needed=True)
-    check_trained(judge, facts, needed=True)
+    if isinstance(problem.chain, Chain) or not followed:
+        check_trained(judge, facts, needed=True)
+    else:
+        judge.check("every layer is trained", [each for each in differences if each.startswith(_FROZEN)])
+        judge.check("no dropout", facts.dropped)
     return status("LIN, Theorem 3.2 (constant kernel)", judge, None if run is None else lin_ball(run))
 
 
-def _check_layers(judge: Judge, differences: tuple[str, ...]) -> None:
+def _check_layers(judge: Judge, differences: tuple[str, ...], followed: bool) -> None:
+    """Check each property of the layers; ``followed``: whether `lin_form` has seen all of them."""
     known = tuple(beginning for beginnings in _LAYERS.values() for beginning in beginnings)
     others = [each for each in differences if not each.startswith(known)]
     judge.check("layers and skip connections of (46), (73) or (80), a linear output", others)
     for name, beginnings in _LAYERS.items():
-        if name:
-            judge.check(name, [each for each in differences if each.startswith(beginnings)])
+        found = [each for each in differences if each.startswith(beginnings)]
+        if name and (found or followed):
+            judge.check(name, found)
+        elif name:
+            judge.unknown(name, "not all layers have been compared")
 
 
 def _inputs(layer: Affine) -> int:

@@ -6,6 +6,7 @@ from lightning_normtheory.architecture.chain import Chain
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.record.theorem_status import NOT_YET, TheoremStatus
 from lightning_normtheory.theorems.verdicts.chains import (
+    OF_CHAINS,
     check_activation,
     check_descent,
     check_gaussian,
@@ -20,6 +21,8 @@ from lightning_normtheory.theorems.verdicts.facts import Facts, Judge, Run, stat
 
 __all__ = ["check_layers", "restricted_strong_convexity", "rsc_iterates"]
 
+_START, _UNIT = "W_0 ~ N(0, σ₀²) with one σ₀ (Assumption 2)", "‖v_0‖ = 1 (Assumption 2)"
+_DIRECTION, _WIDE = "v_0 is a random direction (Assumption 2)", "m ≥ d (Lemma A.1)"
 # The properties of the layers, by the beginnings of their differences in `Problem.rsc_differences`.
 _LAYERS = {
     "fully connected layers without WeightNorm": ("WeightNorm", "applied at", "pooling"),
@@ -37,6 +40,9 @@ def restricted_strong_convexity(facts: Facts, run: Run | None) -> TheoremStatus:
     if isinstance(problem.chain, Chain):
         check_layers(judge, facts, needed=False)
         notes = _check_start(judge, problem.chain)
+    else:
+        for name in (*_LAYERS, _START, _UNIT, _DIRECTION, _WIDE):
+            judge.unknown(name, OF_CHAINS)
     check_activation(judge, problem)
     if isinstance(problem.chain, Chain):
         inputs = problem.chain.links[0].affine.weight.shape[1]
@@ -60,20 +66,19 @@ def check_layers(judge: Judge, facts: Facts, *, needed: bool) -> None:
 def _check_start(judge: Judge, chain: Chain) -> list[str]:
     """Check Assumption 2 about the weights, and m ≥ d, which Lemma A.1 uses; return remarks."""
     hidden, head = chain.links[:-1], chain.head.affine
-    name = "W_0 ~ N(0, σ₀²) with one σ₀ (Assumption 2)"
     together = math.sqrt(
         sum(float(to_float64(link.affine.weight).square().sum()) for link in hidden)
         / max(sum(link.affine.weight.numel() for link in hidden), 1)
     )
     layers = {link.affine.origin.name.removesuffix(".weight"): (link.affine.weight, together) for link in hidden}
-    check_gaussian(judge, name, layers, needed=False)
+    check_gaussian(judge, _START, layers, needed=False)
     different = "" if math.isclose(head.row, 1, rel_tol=1e-3) else f"the largest ‖v_h‖ is {head.row:.3g}, not 1"
-    judge.check("‖v_0‖ = 1 (Assumption 2)", different, f"{head.row:.3g}", needed=False)
+    judge.check(_UNIT, different, f"{head.row:.3g}", needed=False)
     width, inputs = head.weight.shape[1], (hidden[0] if hidden else chain.head).affine.weight.shape[1]
     direction = {"v": (head.weight, head.row / math.sqrt(width))}
-    check_gaussian(judge, "v_0 is a random direction (Assumption 2)", direction, needed=False)
+    check_gaussian(judge, _DIRECTION, direction, needed=False)
     narrow = "" if width >= inputs else f"the width {width} is below the {inputs} inputs"
-    judge.check("m ≥ d (Lemma A.1)", narrow, f"{width} ≥ {inputs}", needed=False)
+    judge.check(_WIDE, narrow, f"{width} ≥ {inputs}", needed=False)
     sigma_1 = 2 * together * (1 + math.sqrt(math.log(max(width, 1)) / (2 * width)))
     if sigma_1 > 1:
         return [f"σ₁ = {sigma_1:.3g} is above 1, which Remark 4.1 calls undesirable"]

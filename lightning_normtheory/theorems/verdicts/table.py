@@ -30,8 +30,6 @@ from lightning_normtheory.theorems.verdicts.wn import (
 
 __all__ = ["applicable_theorems", "judge_run", "judge_theorems"]
 
-_ONE_OUTPUT = "the model does not have exactly one output"
-
 _THEOREMS: tuple[Callable[[Facts, Run | None], TheoremStatus], ...] = (
     weight_norm_optimization,
     weight_norm_generalization,
@@ -77,8 +75,9 @@ def applicable_theorems(
     with preserve_state(model, batch_stats=True), torch.no_grad():
         outputs = model(x)
         one = isinstance(outputs, Tensor) and outputs.numel() == len(x)
-        dgm = dgm_form(model, x.flatten(1), outputs) if one else _ONE_OUTPUT
-        form = batchnorm_form(model, x.flatten(1), outputs) if one else _ONE_OUTPUT
+        several = f"the model has {problem.outputs} outputs, not one"
+        dgm = dgm_form(model, x.flatten(1), outputs) if one else several
+        form = batchnorm_form(model, x.flatten(1), outputs) if one else several
     facts = Facts(problem, dgm, form, y, dropout_layers(model), len(x))
     if run is not None:
         asked = facts.batchnorm_theorem

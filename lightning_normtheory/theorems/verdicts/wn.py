@@ -5,6 +5,8 @@ import math
 from lightning_normtheory.architecture.chain import Chain
 from lightning_normtheory.record.theorem_status import NOT_YET, TheoremStatus
 from lightning_normtheory.theorems.verdicts.chains import (
+    OF_CHAINS,
+    PARTLY,
     check_activation,
     check_descent,
     check_input_norm,
@@ -18,10 +20,12 @@ from lightning_normtheory.theorems.verdicts.facts import NOT_SHOWN, Facts, Judge
 
 __all__ = ["weight_norm_generalization", "weight_norm_optimization", "wn_iterates", "wn_radius"]
 
+_LENGTHS = "lengths g = 1/√m, not trained"
+_LINEAR, _UNIT = "a linear output vᵀh without WeightNorm", "‖v_0‖ = 1 (Assumption 2)"
 # The properties of WN's hidden layers, by the beginnings of their differences in `Problem.weight_norm_differences`.
 _HIDDEN = {
     "WeightNorm in every hidden layer": ("no WeightNorm", "not one length", "applied at", "a factor"),
-    "lengths g = 1/√m, not trained": ("trained lengths", "lengths g"),
+    _LENGTHS: ("trained lengths", "lengths g"),
     "one width m": ("hidden layers of different",),
 }
 
@@ -42,15 +46,23 @@ def weight_norm_optimization(facts: Facts, run: Run | None) -> TheoremStatus:
 
 def _check_network(judge: Judge, facts: Facts) -> None:
     chain = facts.problem.chain
-    if isinstance(chain, Chain):
-        differences = facts.problem.weight_norm_differences
-        for name, beginnings in _HIDDEN.items():
-            judge.check(name, [each for each in differences if each.startswith(beginnings)], needed=False)
-        biases = [each for each in differences if each.startswith("a bias")]
-        if chain.head.affine.bias is not None:
-            biases.append("the output layer has a bias")
-        judge.check("no biases", biases, needed=False)
-        _check_head(judge, chain)
+    if isinstance(chain, str):
+        for name in (*_HIDDEN, "no biases", _LINEAR, _UNIT):
+            judge.unknown(name, OF_CHAINS)
+        return
+    differences = facts.problem.weight_norm_differences
+    without = [each for each in differences if each.startswith(("no WeightNorm", "not one length"))]
+    for name, beginnings in _HIDDEN.items():
+        found = [each for each in differences if each.startswith(beginnings)]
+        if name == _LENGTHS and without and not found:
+            judge.unknown(name, "; ".join(without))
+        else:
+            judge.check(name, found, needed=False)
+    biases = [each for each in differences if each.startswith("a bias")]
+    if chain.head.affine.bias is not None:
+        biases.append("the output layer has a bias")
+    judge.check("no biases", biases, needed=False)
+    _check_head(judge, chain)
 
 
 def _check_head(judge: Judge, chain: Chain) -> None:
@@ -61,10 +73,10 @@ def _check_head(judge: Judge, chain: Chain) -> None:
         found.append("the output layer has WeightNorm")
     if not math.isclose(head.before, 1, rel_tol=1e-3):
         found.append("the input of the output layer has a factor")
-    judge.check("a linear output vᵀh without WeightNorm", found, needed=False)
+    judge.check(_LINEAR, found, needed=False)
     largest = head.affine.row * abs(head.after)
     different = "" if math.isclose(largest, 1, rel_tol=1e-3) else f"the largest ‖v_h‖ is {largest:.3g}, not 1"
-    judge.check("‖v_0‖ = 1 (Assumption 2)", different, f"{largest:.3g}", needed=False)
+    judge.check(_UNIT, different, f"{largest:.3g}", needed=False)
 
 
 def wn_iterates(run: Run) -> Judge:
@@ -93,7 +105,10 @@ def weight_norm_generalization(facts: Facts, run: Run | None) -> TheoremStatus:
     _check_network(judge, facts)
     check_activation(judge, problem, smooth_needed=False)
     shifted = [f"φ(0) of {phi.name} is {phi.at_zero:.3g}, not 0" for phi in problem.activations if phi.at_zero != 0]
-    judge.check("φ(0) = 0", shifted, needed=False)
+    if shifted or problem.recognized:
+        judge.check("φ(0) = 0", shifted, needed=False)
+    else:
+        judge.unknown("φ(0) = 0", PARTLY)
     check_input_norm(judge, facts, 1.0, "1")
     check_square_loss(judge, problem, needed=False)
     _check_targets(judge, facts)

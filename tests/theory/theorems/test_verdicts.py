@@ -22,6 +22,7 @@ from support.theory.verdict_cases import (
     CASES,
     RATE,
     WIDTH,
+    Residual,
     bn,
     dgm,
     gaussian,
@@ -237,3 +238,78 @@ def test_dgms_radii_cannot_be_checked_if_they_are_not_measured_or_of_a_part():
         assert row.verdict == "applies"
     far = run_with(valued(dgm(), weightnorm_displacement_v=0.01), kernel_samples=4)
     assert judged(far, "dgm_4_1").verdict == "fits"  # the radius of all samples is not larger
+
+
+def test_each_assumption_about_layers_is_judged_on_its_own():
+    """Without WeightNorm there are no lengths, but there are biases."""
+    net = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+    for key in ("wn_5_1", "wn_6_1"):
+        states = {each.name: each for each in judged(wn(net=net), key).assumptions}
+        assert states["no biases"].state == "fails"
+        assert states["no biases"].found == "a bias (0, 2); the output layer has a bias"
+        assert states["WeightNorm in every hidden layer"].state == "fails"
+        lengths = states["lengths g = 1/√m, not trained"]
+        assert (lengths.state, lengths.found) == ("cannot be checked", "no WeightNorm (0, 2)")
+
+
+class Unknown(nn.Module):
+    """An operation without a rule between two layers with biases."""
+
+    def __init__(self, d=3):
+        super().__init__()
+        self.first, self.last = nn.Linear(d, 16).double(), nn.Linear(16, 1).double()
+
+    def forward(self, x):
+        return self.last(self.first(x).sort(dim=1).values)
+
+
+def plain_network():
+    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1)).double()
+
+
+OWN = {"wn_5_1": wn, "wn_6_1": wn, "rsc_5_1": rsc, "dgm_4_1": dgm, "bn_2_1": bn, "bn_2_2": bn, "lin_3_2": lin}
+
+
+def beginnings(row):
+    """The names of the assumptions, up to numbers that only the theorem's own network has."""
+    names = {"m" if each.name.startswith(("m = Ω", "the width")) else each.name for each in row.assumptions}
+    return {name.replace("√3", "√d") for name in names} - {
+        "L = (1/n)Σ_i(y_i − f(x_i))²",
+        "L = ½Σ_i(f(x_i) − y_i)² (eq. (2.5))",
+    }
+
+
+@pytest.mark.parametrize("make", [Unknown, plain_network, lambda: Residual(gaussian())], ids=["opaque", "plain", "sum"])
+@pytest.mark.parametrize("key", OWN)
+def test_a_network_of_another_form_has_the_same_assumptions(key, make):
+    row = judged(wn(net=make()), key)
+    assert beginnings(row) == beginnings(judged(OWN[key](), key))
+    assert any(each.part == "run" for each in row.assumptions)
+
+
+def test_nothing_is_said_to_hold_of_layers_that_are_not_recognized():
+    for row in applicable_theorems(Unknown(), unit_samples(8, 3), wn().y, wn().loss):
+        held = {each.name for each in row.assumptions if each.state == "holds"}
+        assert held <= {
+            "square loss",
+            "L = (1/n)Σ_i(y_i − f(x_i))²",
+            "one output",
+            "no dropout",
+            "|y| ≤ 1",
+        } | {name for name in held if name.startswith("‖x_i‖")}
+
+
+def test_what_holds_of_samples_and_loss_is_said_without_dgms_form():
+    case = dgm(net=nn.Sequential(nn.Linear(50, 16), nn.ReLU(), nn.Linear(16, 1)).double())
+    states = {each.name: each.state for each in judged(case, "dgm_4_1").assumptions}
+    assert [name for name, state in states.items() if state == "fails"] == ["DGM's network (eq. (1.2))"]
+    assert {"‖x_i‖ ≤ 1 (Assumption 1)", "d ≥ 50 (Assumption 2)", "square loss", "no dropout"} <= {
+        name for name, state in states.items() if state == "holds"
+    }
+
+
+def test_the_number_of_outputs_is_named():
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 7)).double()
+    for key in ("dgm_4_1", "bn_2_1"):
+        row = judged(wn(net=net, y=torch.zeros(8, 7).double()), key)
+        assert row.reasons[0] == "the model has 7 outputs, not one"
