@@ -212,7 +212,7 @@ def test_a_theorem_applies_while_network_and_run_fit():
     assert list(history.series("theorem__wn_6_1").values()) == [1, 1]
     assert "theorem__rsc_5_1" not in history.names()
     assert "theorem__wn_5_1" not in history.rows[0].reasons
-    assert re.fullmatch(r"ηβ = 10, not below 2", history.rows[1].reasons["theorem__wn_5_1"])
+    assert re.fullmatch(r"the paper's ηβ = 10, not below 2", history.rows[1].reasons["theorem__wn_5_1"])
     assert not any("theorem__" in str(warning.message) for warning in caught)
     assert history.theorems[0].verdict == "fits"
     assert len(history.theorems[0].assumptions) > 15
@@ -439,7 +439,7 @@ def test_margins_and_displacements_of_the_papers_network():
     assert measured["batchnorm_width_ok"] == 0
     assert "batchnorm_error_bound" not in measured
     (reason,) = header()["theorems"][4]["reasons"]
-    assert "the width is 32" in reason
+    assert "no width fits: at least" in reason
 
 
 def test_the_corrected_lemma_bounds_the_papers_network():

@@ -202,12 +202,18 @@ def _is_addition(step: Sum) -> bool:
 
 def _parameters(form: _Form, problem: Problem) -> Iterator[str]:
     used: dict[int, str] = {}
+    by_text: dict[str, list[str]] = {}
+    for layer in reversed(form.layers):
+        if layer.origin.kind in ("weight_norm", "computed"):
+            text = "weights that are computed, by WeightNorm or otherwise"
+        elif not all(tensor.requires_grad for tensor in layer.origin.tensors):
+            text = "weights that are not trained"
+        else:
+            continue
+        by_text.setdefault(text, []).append(layer.origin.name.removesuffix(".weight"))
+    yield from (f"{text} ({join_names(dict.fromkeys(names))})" for text, names in by_text.items())
     for layer in form.layers:
         origin, name = layer.origin, layer.origin.name.removesuffix(".weight")
-        if origin.kind in ("weight_norm", "computed"):
-            yield f"weights that are computed, by WeightNorm or otherwise ({name})"
-        elif not all(tensor.requires_grad for tensor in origin.tensors):
-            yield f"weights that are not trained ({name})"
         for tensor in origin.tensors:
             if tensor.data_ptr() in used:
                 yield f"layers that share their weights ({used[tensor.data_ptr()]} and {name})"

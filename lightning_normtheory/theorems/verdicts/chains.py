@@ -125,12 +125,15 @@ def check_one_output(judge: Judge, problem: Problem, *, needed: bool = False) ->
     judge.check("one output", more, needed=needed)
 
 
-def check_gaussian(judge: Judge, name: str, layers: Mapping[str, tuple[Tensor, float | None]], *, needed: bool) -> None:
-    """Check that each of the named weights is a Gaussian start, given σ or ``None``."""
+def check_gaussian(
+    judge: Judge, name: str, layers: Mapping[str, tuple[Tensor, float | None]], *, needed: bool, sigma: str = ""
+) -> None:
+    """Check that each of the named weights is a Gaussian start, given σ or ``None``; ``sigma``: what σ is."""
     problems, few = [], []
     for layer, (weight, std) in layers.items():
         problem, enough = why_not_gaussian(weight, std)
         if problem:
+            problem += f", {sigma}" if sigma and problem.startswith("the standard deviation") else ""
             problems.append(f"the start of {layer} is not Gaussian: {problem}")
         elif not enough:
             few.append(layer)
@@ -154,7 +157,7 @@ def check_step(judge: Judge, run: Run, metric: str) -> None:
     elif beta is None or run.rate is None:
         judge.unknown("η < 2/β", "η is not known" if run.rate is None else "β is not known for this network")
     else:
-        omega = f"ηβ = {run.rate * beta:.3g}"
+        omega = f"the paper's ηβ = {run.rate * beta:.3g}"
         if 1 + 1e-6 < run.rate * beta < 2:  # α and β are those of a step of 1/β: that of the run goes farther
             judge.unknown("η < 2/β", f"{omega}, with β of a step of 1/β, which is shorter")
         else:
@@ -169,7 +172,7 @@ def check_value(
     if value is None:
         judge.unknown(name, NOT_YET if not run.values else f"{symbol} is not known for this network")
         return
-    text = f"{symbol} = {value:.3g}"
+    text = f"the paper's {symbol} = {value:.3g}"  # the report has our own beside it
     if not above < value < below:
         judge.check(name, text + (f", on a part of the training set: {run.probe}" if run.probe else ""))
     elif run.probe:

@@ -71,7 +71,7 @@ def _check_start(judge: Judge, chain: Chain) -> list[str]:
         / max(sum(link.affine.weight.numel() for link in hidden), 1)
     )
     layers = {link.affine.origin.name.removesuffix(".weight"): (link.affine.weight, together) for link in hidden}
-    check_gaussian(judge, _START, layers, needed=False)
+    check_gaussian(judge, _START, layers, needed=False, sigma="that of all hidden layers")
     different = "" if math.isclose(head.row, 1, rel_tol=1e-3) else f"the largest ‖v_h‖ is {head.row:.3g}, not 1"
     judge.check(_UNIT, different, f"{head.row:.3g}", needed=False)
     width, inputs = head.weight.shape[1], (hidden[0] if hidden else chain.head).affine.weight.shape[1]

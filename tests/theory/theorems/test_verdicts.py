@@ -109,14 +109,14 @@ def test_theorem_2_2_of_bn_is_never_without_the_note_that_it_is_unproved():
 def test_what_cannot_be_checked_is_named_and_does_not_hold():
     partly = judged(run_with(wn(), probe="measured on 4 of 8 samples"), "wn_5_1")
     assert [each.name for each in partly.unchecked] == ["α > 0 (A3.1)"]
-    assert "α = 0.1, but measured on 4 of 8 samples" in partly.unchecked[0].found
+    assert "the paper's α = 0.1, but measured on 4 of 8 samples" in partly.unchecked[0].found
     few = judged(rsc(net=gaussian(width=32)), "rsc_5_1")
     assert {each.name for each in few.unchecked} == {
         "W_0 ~ N(0, σ₀²) with one σ₀ (Assumption 2)",
         "v_0 is a random direction (Assumption 2)",
     }
     longer = judged(run_with(wn(), rate=2.0), "wn_5_1")  # than the step to which α and β belong
-    assert [(each.name, each.found[:8]) for each in longer.unchecked] == [("η < 2/β", "ηβ = 1.6")]
+    assert [(each.name, each.found[:20]) for each in longer.unchecked] == [("η < 2/β", "the paper's ηβ = 1.6")]
     unmeasured = judged(run_with(wn(), values={"loss": 1.0}), "wn_5_1")
     assert [each.name for each in unmeasured.unchecked] == ["α > 0 (A3.1)", "η < 2/β", "v within ρ₁ of v_0 (A3.2)"]
     assert judged(run_with(wn(), values={}), "wn_5_1").verdict == "fits"  # before the first measurement
@@ -313,3 +313,22 @@ def test_the_number_of_outputs_is_named():
     for key in ("dgm_4_1", "bn_2_1"):
         row = judged(wn(net=net, y=torch.zeros(8, 7).double()), key)
         assert row.reasons[0] == "the model has 7 outputs, not one"
+
+
+def test_reasons_say_what_their_numbers_are():
+    def found(case, key):
+        return failing(judged(case, key))[0].found
+
+    assert found(valued(wn(), wn_alpha=-61.7), "wn_5_1") == "the paper's α = -61.7"
+    assert found(run_with(wn(), rate=7.9), "wn_5_1") == "the paper's ηβ = 6.32, not below 2"
+    net = gaussian()
+    net[1].weight.data.mul_(2)
+    assert found(rsc(net=net), "rsc_5_1").endswith(", that of all hidden layers")
+    classes = torch.tensor([0.0, 1.0] * 4, dtype=torch.float64)[:, None]
+    logistic = found(wn(y=classes, loss=nn.functional.binary_cross_entropy_with_logits), "wn_5_1")
+    assert logistic == "the loss is a logistic loss, not the square loss"
+    assert "no width fits: at least" in found(bn(width=16, d=3, x=unit_samples(8, 3) / 2), "bn_2_1")
+    both = nn.Sequential(*lin().net)
+    for index in (1, 4):
+        nn.utils.parametrizations.weight_norm(both[index])
+    assert "weights that are computed, by WeightNorm or otherwise (1, 4)" in found(lin(net=both), "lin_3_2")
