@@ -137,3 +137,20 @@ def test_the_swatch_of_a_curve_with_a_band_is_shaded_in_its_color(visit, tmp_pat
     swatch, shade = found.locator(".legend .curve .band"), found.locator(".legend .shade .band")
     assert swatch.evaluate(fill) == found.locator(".bands .band").first.evaluate(fill)
     assert shade.evaluate(fill) != swatch.evaluate(fill)
+
+
+def test_what_is_measured_seldom_has_no_line_between_its_epochs(visit, tmp_path):
+    """A line between distant epochs would cross λ_max, which is outside of it only in between."""
+    rows = {epoch: {"hessian_lambda_max": 3.0 + epoch % 2} for epoch in range(5)}
+    for epoch in (0, 4):
+        rows[epoch] |= {"hessian_lambda_max_lower": 2.5, "hessian_lambda_max_upper": 3.5}
+    found = panel(visit(page_of(tmp_path, rows)), "Sharpness and the edge of stability")
+    drawn = found.locator(".area g[data-curve] path.line").evaluate_all("all => all.map(one => one.getAttribute('d'))")
+    pieces = [[len(piece.split("L")) for piece in path.split("M")[1:]] for path in drawn]
+    assert sorted(pieces) == [[2, 2], [2, 2], [5]]  # a bar at either epoch, and the line of λ_max
+    (epoch, _) = axis(found, "horizontal")
+    bars = [path.split("M")[1].split("L") for path in drawn if path.count("M") == 2]
+    for ends in bars:
+        left, right = (float(end.split(",")[0]) for end in ends)
+        assert epoch((left + right) / 2) == pytest.approx(0, abs=0.05)
+        assert right - left == pytest.approx(10, abs=0.05)

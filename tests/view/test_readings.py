@@ -326,6 +326,14 @@ def test_whose_condition_on_the_mean_gradient_it_is(value, more, words):
     assert words in read("mean_gradient", mean_predictor_grad_norm_sq=[value], rsc_threshold=[2.0], **more).text
 
 
+def test_the_sharpness_of_the_training_set_is_told_with_its_epoch():
+    ends = {"hessian_lambda_max_lower": [7.0, 7.78], "hessian_lambda_max_upper": [8.0, 8.39]}
+    text = read(EDGE, hessian_lambda_max=[8.0, 8.0, 9.0], hessian_edge=[10.0] * 3, **ends).text
+    assert "between 7.78 and 8.39, up to two standard errors, in epoch 1." in text
+    same = {"hessian_lambda_max_lower": [8.0], "hessian_lambda_max_upper": [8.0]}
+    assert "training set" not in read(EDGE, hessian_lambda_max=[8.0], hessian_edge=[10.0], **same).text
+
+
 def test_the_progressive_bound_names_what_it_assumes():
     bounds = {"progressive_error_bound": [1.2], "progressive_error_bound_sharper": [0.3]}
     text = read("progressive", progressive_derivative=[0.1], progressive_batches=[2000.0], **bounds).text

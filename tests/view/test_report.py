@@ -93,7 +93,7 @@ def test_what_a_panel_says_of_several_runs_is_grouped(tmp_path):
     page = Page(report(tmp_path / "report.html", *sweep(tmp_path, seeds=(0, 1, 2))))
     said = page.all("p", class_="reading")
     assert (
-        "▲take note: In 3 of 6 runs: λ_max has crossed 2/η (width 256, seed 0, width 256, seed 1, width 256, seed 2)."
+        "▲take note: In 3 of 6 runs: λ_max has crossed 2/η (width 256, seed 0; width 256, seed 1; width 256, seed 2)."
         in said
     )
     assert any(text.startswith("✓good: In 3 of 6 runs: λ_max has stayed below 2/η (width 64") for text in said)

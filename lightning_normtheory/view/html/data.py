@@ -227,7 +227,9 @@ def _strict(value: float | None) -> float | str | None:
 
 def _plot_data(plot: Plot) -> dict[str, Any]:
     curves = [
-        {"key": curve.key, "label": curve.label, "dashes": curve.dashes, "color": curve.color} | _band_data(curve.band)
+        {"key": curve.key, "label": curve.label, "dashes": curve.dashes, "color": curve.color}
+        | ({"seldom": True} if find_metric(curve.key).every > 1 else {})
+        | _band_data(curve.band)
         for curve in plot.curves
     ]
     return {"title": plot.panel.title, "scale": plot.panel.scale, "layers": plot.layers, "curves": curves}

@@ -4,13 +4,29 @@ import math
 from collections.abc import Callable
 
 from lightning_normtheory.record.history import History
-from lightning_normtheory.view.readings.phrases import Reading, number, percent, since, times, trend
+from lightning_normtheory.view.readings.phrases import Reading, at, number, percent, since, times, trend
 
 __all__ = ["READINGS"]
 
 
 def _sharpness(history: History) -> Reading | None:
-    top = {at: value for at, value in history.series("hessian_lambda_max").items() if not math.isnan(value)}
+    reading = _top_eigenvalue(history)
+    return reading and reading._replace(text=reading.text + _interval(history))
+
+
+def _interval(history: History) -> str:
+    """State the last interval for λ_max of the training set, which few measurements have."""
+    lower, upper = (history.series(f"hessian_lambda_max_{end}") for end in ("lower", "upper"))
+    known = [e for e in lower if math.isfinite(lower[e]) and lower[e] < upper.get(e, math.nan) < math.inf]
+    if not known:
+        return ""
+    last = max(known)
+    ends = f"between {number(lower[last])} and {number(upper[last])}, up to two standard errors"
+    return f" Of the training set it was {ends}, {at(last, history)}."
+
+
+def _top_eigenvalue(history: History) -> Reading | None:
+    top = {e: value for e, value in history.series("hessian_lambda_max").items() if not math.isnan(value)}
     if not top:
         return None
     if any(name != "SGD" for name in history.optimizers):

@@ -53,7 +53,7 @@ class Plot {
         const parts = [...of];
         if (!parts.length || this.curves.length > 1) parts.push(curve.label);
         const color = curve.color || run.color;
-        const line = { run: run.index, curve: i, label: parts.join(", "), color, dashes: curve.dashes, positions: run.positions, values };
+        const line = { run: run.index, curve: i, label: parts.join(", "), color, dashes: curve.dashes, seldom: curve.seldom, positions: run.positions, values };
         const errors = curve.band && run.series[curve.band.key];
         const errorLabel = [...of, curve.band?.label].join(", ");
         if (errors) Object.assign(line, { errors, width: curve.band.errors, errorLabel });
@@ -166,7 +166,7 @@ class Plot {
       if (low !== undefined) {
         upper.push([x, place(high).toFixed(2)]);
         lower.push([x, place(low).toFixed(2)]);
-      } else if (line.values[i] !== null) close();
+      } else if (line.seldom || line.values[i] !== null) close();
     }
     close();
     const path = (kind, d) => (d ? `<path class="band${kind} ${line.color}" data-run="${line.run}" data-curve="${line.curve}" d="${d}"/>` : "");
@@ -184,8 +184,11 @@ class Plot {
     return value !== null && Number.isFinite(value) && !(this.isLog && value <= 0);
   }
 
-  /** Draw a path through the points. It skips positions without a value, and breaks at values that cannot be drawn. */
-  line({ run, curve, color, dashes, positions, values }) {
+  /**
+   * Draw a path through the points. It skips positions without a value, and breaks at values that cannot be drawn. What
+   * is measured seldom has no line across positions without a value, where it may be elsewhere: a lone bound is a bar.
+   */
+  line({ run, curve, color, dashes, seldom, positions, values }) {
     const [first, last] = this.inZoom(positions);
     let path = "";
     let dots = "";
@@ -193,14 +196,17 @@ class Plot {
     const all = this.positions.length * this.lines.length <= MANY;
     const close = () => {
       if (points.length > 1) path += "M" + thinned(points).join("L");
-      if (all || points.length === 1) {
+      if (seldom && points.length === 1 && dashes.startsWith("bound")) {
+        const [x, y] = points[0];
+        path += `M${(x - 5).toFixed(2)},${y}L${(Number(x) + 5).toFixed(2)},${y}`;
+      } else if (all || points.length === 1) {
         for (const [x, y] of points) dots += `<circle class="dot" cx="${x}" cy="${y}" r="2.4"/>`;
       }
       points = [];
     };
     for (let i = first; i <= last; i++) {
       if (this.has(values[i])) points.push([this.x(positions[i]).toFixed(2), this.y(values[i]).toFixed(2)]);
-      else if (values[i] !== null) close();
+      else if (seldom || values[i] !== null) close();
     }
     close();
     const drawn = path ? `<path class="line ${dashes}" d="${path}"/>` : "";
