@@ -133,7 +133,6 @@ def _examined(function: MeasuredFunction) -> int:
 
 
 def _why(row: TheoremStatus) -> str:
-    """Return what fails in the run; if nothing does, what of it cannot be checked."""
-    if failing := row.failing("run"):
-        return "; ".join(each.found for each in failing)
-    return "; ".join(f"not checked: {each.name} ({each.found})" for each in row.unchecked if each.part == "run")
+    """Return what fails in the run, and what of it cannot be checked."""
+    unchecked = [f"not checked: {each.name} ({each.found})" for each in row.unchecked if each.part == "run"]
+    return "; ".join([*(each.found for each in row.failing("run")), *unchecked])

@@ -107,8 +107,8 @@ def _said(row: TheoremStatus) -> str:
     return row.verdict
 
 
-def theorem_table(rows: Iterable[TheoremStatus], width: int = 80) -> str:
-    """Format verdicts as a table for a terminal.
+def theorem_table(rows: Iterable[TheoremStatus], width: int = 80, words: Iterable[str] = ()) -> str:
+    """Format verdicts as a table for a terminal; ``words``: the verdicts, if they are those of a whole run.
 
     Example:
         >>> rows = TheoremStatus("WN, Theorem 6.1", "applies"), TheoremStatus("BN", "does not apply", ("no BatchNorm",))
@@ -120,8 +120,8 @@ def theorem_table(rows: Iterable[TheoremStatus], width: int = 80) -> str:
     rows = list(rows)
     first = max(len(row.theorem) for row in rows) + 2
     lines = []
-    for row in rows:
-        lines.append(f"{row.theorem:{first}}{_said(row)}")
+    for row, said in zip(rows, list(words) or map(_said, rows)):
+        lines.append(f"{row.theorem:{first}}{said}")
         lines += textwrap.wrap("; ".join(row.reasons), width, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_normtheory import batchnorm_margin, hessian_top_eigenvalue, rsc_ratio, weightnorm_constants
 from lightning_normtheory.callbacks import BatchNormTheory, ConvergenceCertificate, NormTheory, RademacherBound
 from lightning_normtheory.record.history import read_histories
+from lightning_normtheory.record.theorem_status import NOT_YET
 from lightning_normtheory.theorems import (
     LossState,
     batchnorm_complexity,
@@ -24,6 +25,7 @@ from lightning_normtheory.theorems import (
 )
 from lightning_normtheory.theorems.generalization import generalization_bound
 from lightning_normtheory.theorems.papers.bn_form import batchnorm_form
+from lightning_normtheory.view.readings.theorems import judged_assumptions
 
 from support.lit import Classifier, loader, rows, trainer
 from support.theory.theorem_cases import (
@@ -216,6 +218,11 @@ def test_a_theorem_applies_while_network_and_run_fit():
     assert not any("theorem__" in str(warning.message) for warning in caught)
     assert history.theorems[0].verdict == "fits"
     assert len(history.theorems[0].assumptions) > 15
+    after = {each.name: each for each in judged_assumptions(history, history.theorems[0])}
+    assert (after["η < 2/β"].state, after["η < 2/β"].found) == ("fails", "the paper's ηβ = 10, not below 2")
+    assert after["α > 0 (A3.1)"].state == after["v within ρ₁ of v_0 (A3.2)"].state == "holds"
+    for status in history.theorems:  # nothing waits for the training
+        assert not any(each.found == NOT_YET for each in judged_assumptions(history, status))
 
 
 @pytest.mark.parametrize(

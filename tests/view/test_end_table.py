@@ -9,9 +9,10 @@ import pytest
 
 from lightning_normtheory.callbacks import NormTheory, RSCRatio
 from lightning_normtheory.record.history import History, Row, read_histories
-from lightning_normtheory.record.theorem_status import Assumption, TheoremStatus
+from lightning_normtheory.record.theorem_status import NOT_YET, Assumption, TheoremStatus
 from lightning_normtheory.view.readings.reasons import missing
-from lightning_normtheory.view.readings.theorems import theorem_lines
+from lightning_normtheory.view.readings.theorems import judged_assumptions, theorem_lines
+from lightning_normtheory.view.terminal.epochs import theorems
 from lightning_normtheory.view.terminal.fit_summary import end_table
 
 from support.lit import Classifier, loader, trainer
@@ -317,3 +318,60 @@ def test_what_is_not_checked_is_named_in_the_line_of_theorems_that_apply():
     ]
     (line,) = theorem_lines(History(Path(), "demo/1", "normtheory", theorems=(status,), rows=rows))
     assert line[1:] == ["DGM, Theorem 4.1 (in epoch 1; not checked: m = Ω(n⁴ log(n/δ)/λ₀⁴), η‖Λ‖ ≤ 1/3)"]
+
+
+NAMES = ("α > 0 (A3.1)", "η < 2/β", "v within ρ₁ of v_0 (A3.2)")
+LATER = tuple(Assumption(name, "run", "cannot be checked", NOT_YET) for name in NAMES)
+
+
+def states(flag, reason, verdict="fits", static=()):
+    name = "theorem__wn_5_1"
+    metrics = {"wn_alpha": 0.5, "rho_1": 0.25} | ({} if flag is None else {name: flag})
+    rows = [Row(0, 1, 0.0, metrics, {}, reasons={name: reason} if reason else {})]
+    status = TheoremStatus("WN, Theorem 5.1", verdict, (), (*static, *LATER))
+    found = judged_assumptions(History(Path(), "", "", theorems=(status,), rows=rows), status)
+    return [(each.state, each.found) for each in found[len(static) :]]
+
+
+def test_what_is_measured_in_training_is_replaced_by_what_was_measured():
+    held = [("holds", "α of WN = 0.5"), ("holds", ""), ("holds", "ρ₁ = 0.25")]
+    assert states(1.0, "") == held
+    step = ("fails", "the paper's ηβ = 6.32, not below 2")
+    assert states(0.0, step[1]) == [held[0], step, held[2]]
+    partly = "not checked: α > 0 (A3.1) (the paper's α = 0.5, but measured on 4 of 8 samples)"
+    unchecked = ("cannot be checked", "the paper's α = 0.5, but measured on 4 of 8 samples")
+    assert states(1.0, partly) == [unchecked, *held[1:]]
+    assert states(0.0, f"{step[1]}; {partly}") == [unchecked, step, held[2]]
+    momentum = Assumption("gradient descent", "run", "fails", "momentum of 0.9")
+    assert states(0.0, "momentum of 0.9", static=(momentum,)) == held
+    old = states(0.0, "α = -3")  # as written by another version: nothing is said to hold
+    assert [state for state, _ in old] == ["cannot be checked"] * 3
+
+
+@pytest.mark.parametrize("verdict", ["generalized", "does not apply"])
+def test_the_run_is_not_judged_if_the_network_part_fails(verdict):
+    why = "not judged, since the network part fails"
+    unknown = "cannot be checked"
+    assert states(None, "", verdict) == [
+        (unknown, f"α of WN = 0.5; {why}"),
+        (unknown, why),
+        (unknown, f"ρ₁ = 0.25; {why}"),
+    ]
+
+
+def test_the_text_report_has_the_words_of_the_end_table():
+    name = "theorem__wn_5_1"
+    rows = [
+        Row(0, 1, 0.0, {name: 1.0}, {}),
+        Row(1, 2, 0.0, {name: 0.0}, {}, reasons={name: "the paper's α = -2; not checked: η < 2/β (…)"}),
+    ]
+    status = TheoremStatus("WN, Theorem 5.1 (optimization)", "fits", ("the run: momentum", "not checked: a"))
+    text = theorems(History(Path(), "", "", theorems=(status, *THEOREMS[1:]), rows=rows))
+    assert text.splitlines() == [
+        "WN, Theorem 5.1 (optimization)    applies in epoch 0",
+        "    not checked: a; epoch 0: the run fits; epoch 1: the run does not fit (the",
+        "    paper's α = -2)",
+        "WN, Theorem 6.1 (generalization)  applies",
+        "BN, Theorem 2.1 (two-layer ReLU)  does not apply",
+        "    no BatchNorm",
+    ]

@@ -10,7 +10,7 @@ from lightning_normtheory.record.theorem_status import Assumption, TheoremStatus
 from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.view.html.panels import Runs, format_range
 from lightning_normtheory.view.readings.reasons import missing
-from lightning_normtheory.view.readings.theorems import run_spans, verdict_in_words
+from lightning_normtheory.view.readings.theorems import judged_assumptions, run_spans, verdict_in_words
 
 __all__ = ["reason_tables", "settings_groups", "theorem_tables"]
 
@@ -46,6 +46,7 @@ def _without_numbers(theorems: Iterable[TheoremStatus]) -> tuple[Hashable, ...]:
 def _theorem_row(group: Runs, place: int) -> dict[str, Any]:
     """Merge the statuses of one theorem in several runs that differ only in measured numbers."""
     statuses = [history.theorems[place] for _, history in group]
+    judged = [judged_assumptions(history, history.theorems[place]) for _, history in group]
     words = dict.fromkeys(verdict_in_words(history, history.theorems[place]) for _, history in group)
     spans = [(name, run_spans(history, history.theorems[place])) for name, history in group]
     return {
@@ -53,7 +54,7 @@ def _theorem_row(group: Runs, place: int) -> dict[str, Any]:
         "verdict": " / ".join(words),
         "kind": "does not apply" if statuses[0].verdict == "does not apply" else _kind(list(words)),
         "reasons": [_merged(reasons) for reasons in zip(*(status.reasons for status in statuses))],
-        "assumptions": [_assumption(column) for column in zip(*(status.assumptions for status in statuses))],
+        "assumptions": [_assumption(column) for column in zip(*judged)],
         "run": [(name if len(group) > 1 else "", found) for name, found in spans if found],
     }
 
@@ -67,6 +68,8 @@ def _kind(words: Sequence[str]) -> str:
 def _assumption(column: Sequence[Assumption]) -> Assumption:
     """Merge one assumption of several runs."""
     found = dict.fromkeys(each.found for each in column)
+    if len({each.state for each in column}) > 1:
+        return column[0]._replace(state="cannot be checked", found="different in each run")
     return column[0] if len(found) == 1 else column[0]._replace(found="different in each run")
 
 

@@ -1,15 +1,28 @@
 """State which theorems apply to a run, and when: the network once, the run at each measurement."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
 from lightning_normtheory.record.history import History
-from lightning_normtheory.record.theorem_status import TheoremStatus
+from lightning_normtheory.record.metrics import find_metric
+from lightning_normtheory.record.theorem_status import NOT_YET, Assumption, TheoremStatus
 from lightning_normtheory.record.wording import join_names
 
-__all__ = ["RunSpan", "run_spans", "theorem_lines", "verdict_in_words"]
+__all__ = ["RunSpan", "judged_assumptions", "run_spans", "theorem_lines", "verdict_in_words", "what_fails"]
+
+# How the finding begins where an assumption about the run fails, and its metric, by the beginning of its name.
+_FINDINGS = {
+    "α > 0 (A3.1)": ("the paper's α =", "wn_alpha"),
+    "α > 0 (A4.1)": ("the paper's α =", "rsc_alpha"),
+    "η < 2/β": ("the paper's ηβ", ""),
+    "v within ρ₁": ("ρ₁ is", "rho_1"),
+    "θ in the spectral ball": ("ρ is", "rho"),
+    "η‖Λ‖": ("η‖Λ‖ =", "dgm_step"),
+    "‖v_k": ("max ", "weightnorm_displacement_v"),
+}
 
 _NOT_CHECKED = re.compile(r"not checked: (.+?) \(")
 _NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -44,7 +57,7 @@ def run_spans(history: History, status: TheoremStatus) -> list[RunSpan]:
     """
     name = f"theorem__{status.key}"
     known = [
-        (position, row.metrics[name] == 1, row.reasons.get(name, ""))
+        (position, row.metrics[name] == 1, what_fails(row.reasons.get(name, "")))
         for position, row in zip(history.positions, history.rows)
         if name in row.metrics
     ]
@@ -53,6 +66,59 @@ def run_spans(history: History, status: TheoremStatus) -> list[RunSpan]:
         rows = list(group)
         spans.append(RunSpan(_when(history.axis, [position for position, *_ in rows]), fits, rows[-1][2]))
     return spans
+
+
+def what_fails(reason: str) -> str:
+    """Return what fails of the reason of a row; if nothing does, what cannot be checked.
+
+    Example:
+        >>> what_fails("momentum of 0.9; not checked: η < 2/β (…)"), what_fails("not checked: η < 2/β (…)")
+        ('momentum of 0.9', 'not checked: η < 2/β (…)')
+    """
+    return reason.partition("; not checked: ")[0] if not reason.startswith("not checked: ") else reason
+
+
+def judged_assumptions(history: History, status: TheoremStatus) -> tuple[Assumption, ...]:
+    """Return the assumptions of a theorem, those that are measured in training as the last measurement found them.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from lightning_normtheory.record.history import Row
+        >>> later = Assumption("α > 0 (A3.1)", "run", "cannot be checked", NOT_YET)
+        >>> status = TheoremStatus("WN, Theorem 5.1", "generalized", (), (later,))
+        >>> judged_assumptions(History(Path(), "", "", rows=[Row(0, 1, 0.0, {"loss": 1.0}, {})]), status)[0].found
+        'not judged, since the network part fails'
+    """
+    flag = f"theorem__{status.key}"
+    last = next((row for row in reversed(history.rows) if flag in row.metrics), None)
+    if status.verdict not in ("fits", "applies"):
+        last = history.measurements[-1] if history.measurements else None
+    if last is None:
+        return status.assumptions
+    judge = partial(_judged, status, last.metrics, last.reasons.get(flag, "") if flag in last.metrics else None)
+    return tuple(judge(each) if each.found == NOT_YET else each for each in status.assumptions)
+
+
+def _judged(status: TheoremStatus, metrics: Mapping[str, float], reason: str | None, each: Assumption) -> Assumption:
+    """Judge an assumption by the metrics of a row and the reason of its verdict; ``None`` if there is no verdict."""
+    beginning, metric = next((of for name, of in _FINDINGS.items() if each.name.startswith(name)), ("", ""))
+    value = f"{find_metric(metric).symbol} = {metrics[metric]:.3g}" if metric in metrics else ""
+    if reason is None:
+        return each._replace(found="; ".join(filter(None, [value, "not judged, since the network part fails"])))
+    failing, *unchecked = reason.removeprefix("not checked: ").split("; not checked: ")
+    if reason.startswith("not checked: "):
+        failing, unchecked = "", [failing, *unchecked]
+    for text in unchecked:
+        if text.startswith(f"{each.name} ("):
+            return each._replace(found=text.removeprefix(f"{each.name} (").removesuffix(")"))
+    parts = failing.split("; ") if failing else []
+    if own := [part for part in parts if beginning and part.startswith(beginning)]:
+        return each._replace(state="fails", found="; ".join(own))
+    begun = tuple(of for of, _ in _FINDINGS.values())
+    known = {part for fact in status.failing("run") for part in fact.found.split("; ")}
+    if all(part in known or part.startswith(begun) for part in parts):
+        return each._replace(state="holds", found=value)
+    return each._replace(found=value or "the row does not say")  # a file of another version
 
 
 def _when(axis: str, positions: list[int]) -> str:

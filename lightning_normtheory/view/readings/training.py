@@ -7,6 +7,7 @@ from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import find_metric
 from lightning_normtheory.record.wording import join_names, sentence
 from lightning_normtheory.view.readings.phrases import Reading, at, number, percent, times, trend
+from lightning_normtheory.view.readings.theorems import what_fails
 
 __all__ = ["READINGS"]
 
@@ -203,7 +204,10 @@ def _theorems(history: History) -> Reading | None:
     names = {f"theorem__{status.key}": status.short for status in history.theorems}
     fitting = [names.get(name, name) for name in flags if history.last(name) == 1]
     failing = [name for name in flags if history.last(name) != 1]
-    why = {names.get(name, name): history.rows[-1].reasons.get(name, "the run does not fit") for name in failing}
+    why = {
+        names.get(name, name): what_fails(history.rows[-1].reasons.get(name, "the run does not fit"))
+        for name in failing
+    }
     text = " ".join(sentence(f"{name}: {reason}") for name, reason in why.items())
     if not fitting:
         return Reading("The network fits a theorem, but the run does not.", text)

@@ -8,7 +8,8 @@ from rich.table import Table
 
 from lightning_normtheory.record.history import History
 from lightning_normtheory.record.metrics import METRICS, MetricInfo, standard_error
-from lightning_normtheory.record.theorem_status import theorem_table
+from lightning_normtheory.record.theorem_status import TheoremStatus, theorem_table
+from lightning_normtheory.view.readings.theorems import run_spans, verdict_in_words
 
 __all__ = ["epoch_table", "extent", "legend", "theorems"]
 
@@ -105,5 +106,16 @@ def _shown(rows: Mapping[int, Mapping[str, float]]) -> list[MetricInfo]:
 
 
 def theorems(history: History) -> str:
-    """Which theorem applies to the network, as it was found at fit start; empty if that was not looked at."""
-    return theorem_table(history.theorems, width=80) if history.theorems else ""
+    """Which theorem applies to network and run, in the words of the table at fit end; empty if none was looked at."""
+    rows = [_with_run(history, status) for status in history.theorems]
+    words = [verdict_in_words(history, status) for status in history.theorems]
+    return theorem_table(rows, 80, words) if rows else ""
+
+
+def _with_run(history: History, status: TheoremStatus) -> TheoremStatus:
+    """Replace what was said about the run at fit start by what was found at the measurements."""
+    spans = run_spans(history, status)
+    reasons = [reason for reason in status.reasons if not (spans and reason.startswith("the run: "))]
+    said = {True: "the run fits", False: "the run does not fit"}
+    found = [f"{span.when}: {said[span.fits]}{f' ({span.why})' if span.why else ''}" for span in spans]
+    return status._replace(reasons=(*reasons, *found))
