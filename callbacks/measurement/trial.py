@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -61,12 +60,14 @@ class _Trial:
     def __init__(self, function: MeasuredFunction, batch: ProbeBatch) -> None:
         self._function, self._batch = function, batch
         self._theta = list(function.theta.values())
+        self._outputs = 0
 
     def run(self, *, loss: bool) -> Findings:
         function = self._function
         if function.user_predict is not None:
-            self._try("predict", partial(function.outputs_of, self._batch))
+            self._try("predict", self._count_outputs)
         if not loss and function.user_predict is not None:
+            function.findings.outputs = self._outputs
             return function.findings
         if not self._theta:
             frozen = "it has no trainable parameter"
@@ -87,7 +88,7 @@ class _Trial:
         elif function.user_predict is None and not function.findings.loss_problem:
             self._try_predictor(chosen)
         if function.user_predict is not None:
-            function.findings.outputs_problem = ""
+            function.findings.outputs_problem, function.findings.outputs = "", self._outputs
         return function.findings
 
     def time_gradient(self, *, loss: bool) -> None:
@@ -130,6 +131,10 @@ class _Trial:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise self._refusal(argument, error) from error
+
+    def _count_outputs(self) -> None:
+        """Run the user's ``predict``, and note how many outputs a row of it has."""
+        self._outputs = self._function.outputs_of(self._batch).shape[1:].numel()
 
     def _choose(self) -> "_Choice | str":
         """Compute the loss, and choose the call whose output is the predictor; or say why there is none."""

@@ -255,7 +255,7 @@ def test_the_run_stays_bitwise_the_same(monkeypatch, screen, package, kind):
 def test_every_diagnostic_has_a_title_of_its_own():
     made = [*NormTheory().make_diagnostics(), *HessianTopEigenvalue(predictor_samples=1).make_diagnostics()]
     titles = {type(diagnostic): diagnostic.title for diagnostic in made}
-    assert len(set(titles.values())) == len(titles) == 9
+    assert len(set(titles.values())) == len(titles) == 14
     assert Diagnostic.title not in titles.values()
 
 

@@ -55,7 +55,12 @@ class Known(NamedTuple):
 
 
 # Not 2/η, which needs no Hessian.
-CURVATURE = ("hessian_lambda_max", "hessian_edge_distance", "hessian_stability_limit_distance")
+CURVATURE = (
+    "hessian_lambda_max",
+    "hessian_rayleigh_train",
+    "hessian_edge_distance",
+    "hessian_stability_limit_distance",
+)
 CONDITION = ("rsc_kappa", "rsc_alpha", "rsc_threshold", "rsc_margin")
 DIAGNOSTICS: dict[type[Diagnostic], Known] = {
     MinWeightNormDiagnostic: Known("min_weight_norm", ("min_weight_norm", "layers/weight_norm")),
