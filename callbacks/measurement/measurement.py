@@ -132,7 +132,7 @@ class Measurement:
         sizes = [p.numel() for p in function.theta.values()]
         metric = RSCMetric(sizes, groups, **function.summing).to(function.sum_device)
         try:
-            rsc, cosine = self._add_up_rsc(metric, groups)
+            rsc, cosine = self._add_up_rsc(metric, units, groups)
             table = spread_table(1) if metric.spread is None else metric.spread
             why_not = _WEIGHTED if function.weighted else why_no_estimate(table, function.left_out)
             train = None if why_not else rsc_of_set(rsc, table, function.left_out)
@@ -141,15 +141,16 @@ class Measurement:
             function.batches = whole
             metric.reset()  # frees the sums: a metric is in reference cycles
 
-    def _add_up_rsc(self, metric: RSCMetric, groups: int) -> tuple[RSC, float]:
+    def _add_up_rsc(self, metric: RSCMetric, units: int, groups: int) -> tuple[RSC, float]:
         function = self.function
         parameters = function.theta
         alone = len(function.batches) == 1 and self.processes.count == 1
-        samples = sum(batch.samples for batch in function.all_batches)
+        # Of a regular batch: only the last one is larger or smaller.
+        size = max([1, *(batch.samples for batch in function.batches[:1])])
         with function.measuring():
             for batch in function.batches:
                 tick("batch")
-                group = batch.first * groups // samples
+                group = min(batch.first // size, units - 1) * groups // units
                 loss = function.loss_of(batch)
                 loss_gradients = gradients_of(loss, parameters)
                 if not alone:  # add them up now: both gradients at once would take more memory
