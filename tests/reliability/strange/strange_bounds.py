@@ -5,10 +5,11 @@ import math
 
 import torch
 
-from reliability.strange.strange_checks import CLOSE, EPS, Checks
+from reliability.strange.strange_checks import CLOSE, EPS
+from reliability.strange.strange_estimates import EstimateChecks
 
 
-class BoundChecks(Checks):
+class BoundChecks(EstimateChecks):
     """`Checks` of the theorems' numbers."""
 
     # -- generalization ------------------------------------------------------------------------------------------------

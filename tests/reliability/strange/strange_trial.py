@@ -115,9 +115,11 @@ def compare(checks: BoundChecks, unknown: set[str], messages: list[str]) -> None
     for name in ALWAYS:
         row.require(name in row, f"{name} is not logged")
     checks.loss()
+    checks.training_set()
     if plan.twice_differentiable:
         checks.hessian_reference()
         checks.hessian()
+        checks.bracket()
     else:
         refused(row, "", messages)
     checks.edges()
@@ -126,11 +128,13 @@ def compare(checks: BoundChecks, unknown: set[str], messages: list[str]) -> None
         if plan.twice_differentiable:
             row.at_least("other/hessian_lambda_max_seconds", 0.0)
             checks.hessian("other/")
+            checks.bracket("other/")
             checks.predictor_hessian("other/", PREDICTOR_SAMPLES)
         else:
             refused(row, "other/", messages)
         checks.edges("other/")
     checks.kernel(unknown)
+    checks.fewer_samples()
     checks.weight_norms(unknown)
     checks.batch_norms()
     checks.generalization()
@@ -142,8 +146,9 @@ def compare(checks: BoundChecks, unknown: set[str], messages: list[str]) -> None
 
 def refused(row: Ledger, prefix: str, messages: list[str]) -> None:
     """No second derivative: NaN, with the reason once. 2/η needs none."""
-    for name in [*row.starting(f"{prefix}hessian_lambda_max"), *row.starting(f"{prefix}predictor_hessian_")]:
-        row.nan(name)
+    for name in ("hessian_lambda_max", "hessian_rayleigh_train", "predictor_hessian_"):
+        for found in row.starting(f"{prefix}{name}"):
+            row.nan(found)
     start = f"{prefix or 'normtheory/'}hessian_lambda_max failed and is logged as NaN: SecondDerivativeError"
     reasons = [message for message in messages if message.startswith(start) and "Cube" in message]
     row.require(len(reasons) == 1, f"one reason, but: {reasons}")
