@@ -92,8 +92,8 @@ def judge_theorems(facts: Facts, run: Run | None = None) -> tuple[TheoremStatus,
         >>> from lightning_normtheory.theorems.problem import Problem
         >>> from lightning_normtheory.theorems.losses import KnownLoss
         >>> from lightning_normtheory.architecture.recorder import record_forward
-        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-        >>> problem = Problem(record_forward(net, torch.randn(2, 3)), (1.0, 1.0), KnownLoss("square"))
+        >>> net = nn.Sequential(nn.Linear(50, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> problem = Problem(record_forward(net, torch.randn(2, 50)), (1.0, 1.0), KnownLoss("square"))
         >>> print(judge_theorems(Facts(problem))[3])
         DGM, Theorems 4.1 and 4.2 (two-layer ReLU): does not apply (the network has not been compared with DGM's)
     """
