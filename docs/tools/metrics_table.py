@@ -10,8 +10,9 @@ HEAD = """# Metrics
 
 Every metric that the callbacks log after each n-th epoch or step, if it is defined for the network. `NormTheory` logs
 the metrics of all callbacks except the traces of layers; that of the whole Hessian with `trace_hvps`. In the names,
-`LAYER` is the path of a layer with underscores for dots, `GROUP` is the name of a parameter group, and `normtheory` is
-the callback's `prefix=`. W&B keeps the last value of each metric in the run's summary, and the extreme in the table.
+`LAYER` is the path of a layer with underscores for dots, `GROUP` is the name of a parameter group, `THEOREM` is a
+theorem, such as `wn_5_1` or `dgm_4_1`, and `normtheory` is the callback's `prefix=`.
+W&B keeps the last value of each metric in the run's summary, and the extreme in the table.
 The last column is the panel in the W&B dashboard and in the report. [measuring.md](measuring.md) has the definitions,
 [glossary.md](glossary.md) terms and short names of papers.
 
@@ -32,7 +33,8 @@ def page() -> str:
 def _row(metric: MetricInfo) -> str:
     layer = metric.name.removeprefix("layers/")
     path = f"normtheory_layers/{layer}" if layer != metric.name else f"normtheory/{layer}"
-    name = path.replace("*", "LAYER" if layer != metric.name else "GROUP")
+    of_number = "THEOREM" if layer.startswith("theorem__") else "GROUP"
+    name = path.replace("*", "LAYER" if layer != metric.name else of_number)
     panel = next(panel for panel in PANELS if panel.key == metric.panel)
     kind = "" if metric.kind == "number" else metric.kind
     cells = (f"`{name}`", metric.symbol, metric.meaning, kind, metric.extreme, f"{panel.section}: {panel.title}")

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _CLOSE = 1e-3
+_CONSTANT = "L = (1/n)Σ_i(y_i − f(x_i))²"
 # Why a property of the layers cannot be checked.
 OF_CHAINS = "known only for a chain of layers"
 PARTLY = "not every operation of the network is recognized"
@@ -112,12 +113,13 @@ def check_square_loss(judge: Judge, problem: Problem, *, needed: bool = True) ->
     loss = problem.loss
     if isinstance(loss, str) or not loss.is_square:
         judge.check("square loss", other_loss(loss), needed=needed or isinstance(loss, str))
+        judge.unknown(_CONSTANT, "not a square loss, or an unknown one")
         return
     judge.check("square loss", "")
     usual = math.isclose(loss.scale, 1, rel_tol=_CLOSE) and not loss.summed
     summed = f"a sum over batches of {loss.summed} samples, " if loss.summed else ""
     scaled = "" if usual else f"the loss is {summed}{loss.scale:.3g} times the theorem's loss"
-    judge.check("L = (1/n)Σ_i(y_i − f(x_i))²", scaled, needed=False)
+    judge.check(_CONSTANT, scaled, needed=False)
 
 
 def check_one_output(judge: Judge, problem: Problem, *, needed: bool = False) -> None:

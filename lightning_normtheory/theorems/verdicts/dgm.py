@@ -13,6 +13,7 @@ __all__ = ["dgm_steps", "two_layer_relu"]
 
 _START, _PARALLEL = "v_k(0) ~ N(0, α²I) (eq. (2.4))", "no two samples are parallel (Assumption 1)"
 _WIDTH, _OF_FORM = "the width m = Ω(…)", "examined only for DGM's network"
+_CONSTANT = "L = ½Σ_i(f(x_i) − y_i)² (eq. (2.5))"
 _NORMS = {"v": "‖v − v₀‖", "g": "|g − g₀|"}
 
 
@@ -71,15 +72,14 @@ def _check_loss(judge: Judge, problem: Problem) -> None:
     loss = problem.loss
     if isinstance(loss, str) or not loss.is_square:
         judge.check("square loss", other_loss(loss))
+        judge.unknown(_CONSTANT, "not a square loss, or an unknown one")
         judge.unknown("‖y‖_∞ = O(1)", "the targets of another loss")
         return
     judge.check("square loss", "")
     own = loss.summed and math.isclose(loss.scale / loss.summed, 0.5, rel_tol=1e-3)
     what = "a sum with the constant" if loss.summed else "a mean with the constant"
     constant = loss.scale / max(loss.summed, 1)
-    judge.check(
-        "L = ½Σ_i(f(x_i) − y_i)² (eq. (2.5))", "" if own else f"the loss is {what} {constant:.3g}", needed=False
-    )
+    judge.check(_CONSTANT, "" if own else f"the loss is {what} {constant:.3g}", needed=False)
     judge.unknown("‖y‖_∞ = O(1)", f"the largest |y| is {loss.largest_target:.3g}, and no constant is given")
 
 
