@@ -196,6 +196,16 @@ class Checks:
         if logged:
             self.close("min_weight_norm", min(min(expected[name][0]) for name in logged if name in expected))
 
+    def distance_from_start(self) -> None:
+        """‖θ − θ₀‖, where θ₀ is stored in float32."""
+        start, now = (torch.cat([state[name].flatten() for name in self.now.names])
+                      for state in (self.states[0], self.states[-1]))  # fmt: skip
+        norm, found = float(start.norm()), float((now - start).norm())
+        rounding = torch.finfo(torch.float32).eps * norm
+        self.row.equal("theta_distance", found, rounding + CLOSE * found)
+        if norm > 0:  # not if a head of zeros alone is trained
+            self.row.equal("theta_distance_relative", found / norm, rounding / norm)
+
     def _norms(self) -> dict[str, tuple[list[float], str]]:
         """The norms of units by metric, and the BatchNorm that they are normalized by, if it is one."""
         plan, module, found = self.plan, self.now.module, {}

@@ -77,6 +77,14 @@ class EstimateChecks(Checks):
             self.row.equal(end, self.row[name], 0.0)
         self.row.equal(f"{rayleigh}_error", 0.0, 0.0)
 
+    def few_samples(self) -> None:
+        """max ‖∂f/∂θ‖₂ over four samples, in the first of 16 measurements."""
+        name = "predictor_gradient_norm"
+        if self.plan.epochs > 1:
+            self.row.require(name not in self.row, f"{name} is measured in the second epoch")
+        elif not math.isnan(self.row[name]):
+            self.close(name, float(torch.linalg.matrix_norm(self.held[-1].jacobian[:4], 2).max()))
+
     # -- the tangent kernel --------------------------------------------------------------------------------------------
 
     def fewer_samples(self) -> None:

@@ -23,7 +23,6 @@ EXPLAINED = {
     "batchnorm_delta_v*": "of networks of BN's form: tests/theory/theorems/test_batchnorm_bounds.py",
     "batchnorm_gd_*": "BN, Theorem 2.2, as printed, unproved",
     "progressive_*": "losses of the steps, not of the probe: tests/callbacks/test_progressive_bound.py",
-    "theta_distance*": "a distance from the start: tests/theory/norms/test_distance.py",
     "linearity_*": "against dense derivatives in tests/callbacks/test_linearity.py",
     "predictor_*": "in NormTheory on a few samples, against dense derivatives in tests/callbacks/test_linearity.py",
     "ntk_change_bound": "LIN, Proposition 2.2: tests/theory/theorems/test_lin.py",
