@@ -86,7 +86,7 @@ def describe(batch: Any) -> str:
 
     Example:
         >>> describe({"x": torch.zeros(2, 3), "y": [1, 2]})
-        "a dict {'x': Tensor (2, 3); 'y': list}"
+        "a dict {'x': Tensor (2, 3), 'y': list}"
     """
 
     def short(value: Any) -> str:

@@ -1,5 +1,6 @@
 """Keep messages short, however many names or lines they would have."""
 
+import re
 import textwrap
 from collections.abc import Iterable
 
@@ -7,7 +8,8 @@ __all__ = ["first_lines", "join_names", "sentence"]
 
 
 def join_names(names: Iterable[str], most: int = 4) -> str:
-    """Join names with commas, or with semicolons if a name has one; of more than ``most``, say how many are left out.
+    """Join names with commas, or with semicolons if a name has one outside of parentheses; of more than ``most``, say
+    how many are left out.
 
     Example:
         >>> join_names(["a", "b", "c"]), join_names(["a", "b", "c"], most=2), join_names(["R, training set", "b"])
@@ -15,7 +17,7 @@ def join_names(names: Iterable[str], most: int = 4) -> str:
     """
     names = list(names)
     more = len(names) - most
-    return ("; " if any("," in name for name in names) else ", ").join(names[:most]) + (
+    return ("; " if any("," in re.sub(r"\(.*?\)", "", name) for name in names) else ", ").join(names[:most]) + (
         f" and {more} more" if more > 0 else ""
     )
 

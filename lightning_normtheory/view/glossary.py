@@ -67,7 +67,7 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("L⁺/L", "loss after a step divided by the loss before it"),
     ("H̄, ϱ", "bounds on ‖∇²f‖ and ‖∂f/∂θ‖"),
     ("B", "‖∇²f‖/‖∇f‖², the curvature of an output against its gradient, the largest over a few samples (LIN)"),
-    ("κ_f", "B with the residual: |f − y|·‖∇²f‖/‖∇f‖²; small where training is nearly that of the linearization (LIN)"),
+    ("κ_f", "B times the residual f − y, in size; small where training is nearly that of the linearization (LIN)"),
     ("α*", "scale of WeightNorm's directions at which DGM's rate is best; 0 or infinite if that is a limit"),
     ("Λ", "tangent kernel V/α² + G of DGM's network: directions V/α², lengths G"),
     ("R_v, R_g", "distances of directions and lengths from their start within which DGM keeps Λ positive definite"),

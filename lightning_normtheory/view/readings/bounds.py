@@ -62,7 +62,7 @@ def _rademacher(history: History) -> Reading | None:
 
 
 def _progressive(history: History) -> Reading | None:
-    now = history.latest("progressive_error_bound", "progressive_error_bound_sharper")
+    now = history.latest("progressive_error_bound", "progressive_error_bound_sharper", "progressive_derivative")
     if not now:
         return None
     printed, sharper = now["progressive_error_bound"], now["progressive_error_bound_sharper"]

@@ -42,7 +42,7 @@ def test_the_files_form(tmp_path):
     first, *others = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
     assert set(first) == {
         *("schema", "run", "versions", "axis", "max_epochs", "max_steps", "settings", "samples", "measured"),
-        *("optimizers", "theorems"),
+        *("optimizers", "theorems", "outputs", "training_samples"),
     }
     assert first["axis"] == "epoch"
     assert first["measured"] == {
