@@ -18,7 +18,7 @@ from lightning_normtheory.theorems.progressive import fresh_derivative, progress
 __all__ = ["ProgressiveBound"]
 
 _BOUND = "progressive_error_bound"
-# Values of single batches that are kept before they are summed: sums of few float32 numbers are accurate.
+# Values of single batches that are kept before they are summed.
 _PIECE = 256
 _NOT_SEEN = "the first batches of the run were not seen"
 
@@ -85,7 +85,8 @@ class ProgressiveBoundDiagnostic(Diagnostic):
 
     def _sum_up(self) -> None:
         if self._values:
-            self._sums.append(torch.stack(self._values).sum())
+            # In float64, so that the sum does not depend on how often it is taken.
+            self._sums.append(to_float64(torch.stack(self._values)).sum())
             self._values = []
 
     def _own_total(self) -> float:

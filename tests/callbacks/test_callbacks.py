@@ -52,7 +52,7 @@ BOUND_NAMES = {"rademacher_bound", "rademacher_x_norm", "population_loss_bound"}
 BOUND_NAMES |= {f"generalization_bound{of}" for of in ("", "_fixed_radii", "_vacuous")}
 PROGRESSIVE_NAMES = {f"progressive_error_{of}" for of in ("bound", "bound_sharper", "vacuous")}
 PROGRESSIVE_NAMES |= {"progressive_derivative", "progressive_batches"}
-CERTIFICATE_NAMES = {"certificate_rate_measured"}
+CERTIFICATE_NAMES = {"certificate_rate_measured", "rsc_kappa"}
 DISTANCE_NAMES = {"weightnorm_displacement_v", "weightnorm_displacement_g"}
 # Logged only for a chain with smooth activations and the square loss.
 CERTIFICATE_PARTS = {"rho_1", "certificate_ntk_ratio_bound", "ntk_mean_grad_norm_sq", "ntk_mean_grad_norm_sq_bound"}
@@ -61,7 +61,7 @@ CERTIFICATE_PARTS |= {f"certificate_{of}" for of in ("alpha", "beta", "step", "r
 CERTIFICATE_PARTS |= {f"certificate_{of}_bound" for of in ("hessian", "gradient", "lipschitz")}
 CERTIFICATE_PARTS |= {f"rsc_{of}" for of in ("alpha", "margin", "threshold", "kappa")}
 # Below its floor the least eigenvalue is a rounding error of either sign, and quotients by it may be infinite.
-NEAR_ZERO = ("distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
+NEAR_ZERO = ("hessian_trace", "distance", "lambda_min", "ntk_condition_number", "ntk_crossover", "alpha", "margin")
 # Logged or not depending on a measured value, or at every 16th measurement.
 SOMETIMES = {
     "ntk_crossover",

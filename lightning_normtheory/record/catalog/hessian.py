@@ -86,8 +86,11 @@ METRICS = (
         "residual of ‖∇²f‖",
         "residual of ‖∇²f‖: an eigenvalue is this close",
         error_of="predictor_hessian_norm",
+        every=16,
     ),
-    _converged("predictor_hessian_norm_converged", "‖∇²f‖ converged", "1 if that residual is within the tolerance"),
+    _converged(
+        "predictor_hessian_norm_converged", "‖∇²f‖ converged", "1 if that residual is within the tolerance", every=16
+    ),
     _trace(
         "hessian_trace", "tr(∇²L)", "trace of the loss Hessian, estimated", extreme="max", row="trace of the Hessian"
     ),

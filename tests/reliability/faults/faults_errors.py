@@ -22,7 +22,6 @@ from lightning_normtheory.callbacks.output import fit_end, progress_bar
 from lightning_normtheory.callbacks.progressive_bound import ProgressiveBoundDiagnostic
 from lightning_normtheory.callbacks.rademacher_bound import RademacherBoundDiagnostic
 from lightning_normtheory.callbacks.rsc_ratio import RSCRatioDiagnostic
-from lightning_normtheory.callbacks.weightnorm_theory import WeightNormTheoryDiagnostic
 
 from reliability.faults.fault_runs import Comparison, Rows, Run, fit, undisturbed
 from reliability.outcome import Outcome
@@ -68,9 +67,10 @@ DIAGNOSTICS: dict[type[Diagnostic], Known] = {
         "rsc_ratio", ("rsc_ratio", "loss", "grad_norm_sq", "mean_predictor_grad_norm_sq"), ("loss_ratio",)
     ),
     HessianTopEigenvalueDiagnostic: Known("hessian_lambda_max", CURVATURE, CURVATURE),
-    NTKLeastEigenvalueDiagnostic: Known("ntk_lambda_min", ("ntk", "layers/ntk"), ("ntk_change",)),
+    NTKLeastEigenvalueDiagnostic: Known(
+        "ntk_lambda_min", ("ntk", "layers/ntk", "linearity_hessian_to_kernel"), ("ntk_change",)
+    ),
     BatchNormTheoryDiagnostic: Known("batchnorm_epsilon", ("batchnorm", "layers/batchnorm")),
-    WeightNormTheoryDiagnostic: Known("weightnorm_displacement_g", ("weightnorm", "dgm"), ("weightnorm", "dgm")),
     RademacherBoundDiagnostic: Known("rademacher_bound", ("rademacher", "generalization", "population")),
     ProgressiveBoundDiagnostic: Known("progressive_error_bound", ("progressive",)),
     ConvergenceCertificateDiagnostic: Known(

@@ -7,6 +7,7 @@ from typing import Any
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from lightning_normtheory.record import jsonl
+from lightning_normtheory.record.metrics import find_metric
 
 from support.neutral_cases import PREFIXES, Recorder, generators, state
 
@@ -84,8 +85,9 @@ def read(folder: Any) -> tuple[dict[str, dict[int, dict[str, float]]], dict[str,
 
 
 def different(expected: dict[str, float], found: dict[str, float]) -> list[str]:
-    """Compare as text, where what is not a number equals itself and every digit counts."""
-    names = sorted(expected.keys() | found.keys())
+    """Compare as text, where what is not a number equals itself and every digit counts. What only every n-th measurement
+    has is at other steps in another schedule."""
+    names = sorted(name for name in expected.keys() | found.keys() if find_metric(name.partition("/")[2]).every == 1)
     return [
         f"{name}: {expected.get(name)!r} became {found.get(name)!r}"
         for name in names
