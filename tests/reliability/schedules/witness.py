@@ -85,8 +85,8 @@ def read(folder: Any) -> tuple[dict[str, dict[int, dict[str, float]]], dict[str,
 
 
 def different(expected: dict[str, float], found: dict[str, float]) -> list[str]:
-    """Compare as text, where what is not a number equals itself and every digit counts. What only every n-th measurement
-    has is at other steps in another schedule."""
+    """Compare as text, where what is not a number equals itself and every digit counts. What only every n-th
+    measurement has is at other steps in another schedule."""
     names = sorted(name for name in expected.keys() | found.keys() if find_metric(name.partition("/")[2]).every == 1)
     return [
         f"{name}: {expected.get(name)!r} became {found.get(name)!r}"
