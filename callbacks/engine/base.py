@@ -121,6 +121,7 @@ class DiagnosticCallback(FitCallback):
             "budget": self._budget.state_dict(),
             "too_expensive": self._fit.too_expensive,
             "reasons": self._fit.reasons,
+            "announced": list(self._fit.announced),
         }
         return stored_once(state)
 
@@ -146,6 +147,7 @@ class DiagnosticCallback(FitCallback):
         if "max_overhead" not in changed:
             self._fit.too_expensive = state_dict.get("too_expensive", {})
         self._fit.reasons = state_dict.get("reasons", {})
+        self._fit.announced = dict.fromkeys(state_dict.get("announced", ()))
         done: dict[Axis, int | None] = {"epoch": state_dict.get("ended"), "step": state_dict.get("steps")}
         self._fit.done = {axis: position for axis, position in done.items() if position is not None}
         self._fit.start_measured, self._fit.phase = state_dict.get("begun", True), Phase.RESUMED

@@ -77,7 +77,8 @@ class ReportingCallback(HostCallback):
     def _report(self, trainer: Trainer, pl_module: LightningModule, metrics: Mapping[str, float]) -> None:
         """Send metrics to the loggers and into the file."""
         named = {self._metric_name(name): value for name, value in metrics.items()}
-        self._announce(trainer, {self._metric_name(name): name for name in metrics})
+        self._fit.announced.update(dict.fromkeys(metrics))
+        self._announce(trainer, {self._metric_name(name): name for name in self._fit.announced})
         by_step = self._schedule.axis == "step"
         for name, value in named.items():
             # Two callbacks log `seconds` under one name: their total cost is the sum.
