@@ -23,6 +23,7 @@ from lightning_normtheory.callbacks.samples.validation_probe import ValidationPr
 from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, check_choice, describe_choice
 from lightning_normtheory.record.history import Axis
+from lightning_normtheory.record.metrics import find_metric
 
 __all__ = ["DiagnosticCallback"]
 
@@ -121,7 +122,8 @@ class DiagnosticCallback(FitCallback):
             "budget": self._budget.state_dict(),
             "too_expensive": self._fit.too_expensive,
             "reasons": self._fit.reasons,
-            "announced": list(self._fit.announced),
+            # Those that the next measurement may leave out.
+            "announced": [n for n, now in self._fit.announced.items() if not now or find_metric(n).every > 1],
         }
         return stored_once(state)
 
@@ -147,7 +149,7 @@ class DiagnosticCallback(FitCallback):
         if "max_overhead" not in changed:
             self._fit.too_expensive = state_dict.get("too_expensive", {})
         self._fit.reasons = state_dict.get("reasons", {})
-        self._fit.announced = dict.fromkeys(state_dict.get("announced", ()))
+        self._fit.announced = dict.fromkeys(state_dict.get("announced", ()), False)
         done: dict[Axis, int | None] = {"epoch": state_dict.get("ended"), "step": state_dict.get("steps")}
         self._fit.done = {axis: position for axis, position in done.items() if position is not None}
         self._fit.start_measured, self._fit.phase = state_dict.get("begun", True), Phase.RESUMED

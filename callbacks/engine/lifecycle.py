@@ -28,8 +28,8 @@ class FitState:
         done: the numbers of epochs and of steps whose end, with its measurement, is done, by axis; empty if a
             checkpoint does not say.
         logged: the metrics that each diagnostic logged last, by its key.
-        announced: the metrics of all measurements so far, by their names without prefix. A resumed W&B run has only the
-            definitions that this process sends, also of what is measured seldom.
+        announced: the metrics of all measurements so far, by their names without prefix, and whether the last one had
+            them. A resumed W&B run has only the definitions that this process sends.
         header_notes: what the last header in the run's file says about the diagnostics.
         warned: the topics of the warnings given so far; each is given once.
         reasons: why a metric is NaN or not measured, by its name without prefix, as of the last measurement. The key of
@@ -44,7 +44,7 @@ class FitState:
     start_measured: bool = False
     done: dict[Axis, int] = field(default_factory=lambda: {"epoch": 0, "step": 0})
     logged: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    announced: dict[str, None] = field(default_factory=dict)
+    announced: dict[str, bool] = field(default_factory=dict)
     header_notes: dict[str, Any] | None = None
     warned: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)

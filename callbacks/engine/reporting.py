@@ -77,7 +77,7 @@ class ReportingCallback(HostCallback):
     def _report(self, trainer: Trainer, pl_module: LightningModule, metrics: Mapping[str, float]) -> None:
         """Send metrics to the loggers and into the file."""
         named = {self._metric_name(name): value for name, value in metrics.items()}
-        self._fit.announced.update(dict.fromkeys(metrics))
+        self._fit.announced = dict.fromkeys(self._fit.announced, False) | dict.fromkeys(metrics, True)
         self._announce(trainer, {self._metric_name(name): name for name in self._fit.announced})
         by_step = self._schedule.axis == "step"
         for name, value in named.items():

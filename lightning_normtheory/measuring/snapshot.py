@@ -39,6 +39,10 @@ __all__ = ["Snapshot"]
 # Objects of these packages belong to the machinery around the model (trainer, loggers, optimizers), whose state no
 # forward pass changes; walking into them would copy half the program. Exceptions: modules, datasets and samplers.
 _MACHINERY = frozenset({"torch", "pytorch_lightning", "lightning", "lightning_fabric", "wandb", "numpy", "builtins"})
+# What other threads and processes work with meanwhile: a queue of a loader's workers that is set back loses messages.
+_MACHINERY |= {"multiprocessing", "threading", "_thread", "concurrent", "asyncio", "socket", "subprocess"}
+# Our own objects lead to the trainer's loaders. Recipes are users' code.
+_OURS, _RECIPES = "lightning_normtheory.", "lightning_normtheory.recipes."
 _ATOMS = (str, bytes, int, float, complex, type(None))
 
 
@@ -354,6 +358,10 @@ def _is_users_object(value: Any, datasets: bool) -> bool:
     if isinstance(value, (type, ModuleType, Snapshot)):
         return False
     if isinstance(value, FunctionType):
-        return (value.__module__ or "").split(".")[0] not in _MACHINERY
+        return not _is_machinery(value.__module__ or "")
     own = [base for base in type(value).__mro__ if base not in (object, dict, list, set, deque, tuple, frozenset)]
-    return not any(base.__module__.split(".")[0] in _MACHINERY for base in own)
+    return not any(_is_machinery(base.__module__) for base in own)
+
+
+def _is_machinery(module: str) -> bool:
+    return module.split(".")[0] in _MACHINERY or (module.startswith(_OURS) and not module.startswith(_RECIPES))

@@ -1,5 +1,6 @@
 """Training with the callbacks is bitwise equal to training without them."""
 
+import threading
 from functools import cache
 
 import lightning.pytorch
@@ -10,6 +11,7 @@ import torchmetrics
 from torch import nn
 
 from lightning_normtheory.callbacks import HessianTopEigenvalue, HessianTrace, MinWeightNorm, NormTheory, RSCRatio
+from lightning_normtheory.measuring.snapshot import Snapshot
 
 from support.lit import CLASSES, FEATURES, Classifier, loader, trainer
 from support.neutral_cases import CASES, run
@@ -31,6 +33,22 @@ def test_training_is_bitwise_the_same(case):
     assert len(bare) == len(watched)
     for position, (a, b) in enumerate(zip(bare, watched)):
         assert a == b, f"first difference in record {position} of {len(bare)}"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_queues_of_a_loaders_workers_are_never_set_back(monkeypatch):
+    """A message that a thread sends meanwhile would be lost, or sent again, and the loader would wait forever."""
+    visited, remember = set(), Snapshot._remember
+
+    def note(self, value):
+        visited.add(type(value))
+        return remember(self, value)
+
+    monkeypatch.setattr(Snapshot, "_remember", note)
+    run("iterable, 2 workers", [NormTheory(on_error="raise", **CASES["iterable, 2 workers"][2])])
+    assert torch.nn.Linear in visited
+    assert not {each for each in visited if "Loader" in each.__name__ or "Fetcher" in each.__name__}
+    assert threading.Condition not in visited
 
 
 def test_the_comparison_notices_a_disturbance():
