@@ -309,11 +309,12 @@ class FitCallback(PlanningCallback):
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         begin = time.perf_counter()
         measurement = self._measurement(trainer, pl_module)
-        # Resumed at the end of an epoch, or layers were unfrozen: the inputs of the predictor may depend on them.
-        if self._needs_probe and not self.probe.collecting and self._explored != tuple(measurement.function.theta):
+        if self._needs_probe and not self.probe.collecting:
             try:
-                self._explore(measurement.function)
-            except Exception as error:  # noqa: BLE001  # of the user's functions, which have worked before
+                # Resumed at the end of an epoch, or layers were unfrozen: the predictor's inputs may depend on them.
+                if self._explored != tuple(measurement.function.theta):
+                    self._explore(measurement.function)
+            except Exception as error:  # noqa: BLE001  # of the user's functions, or no chosen parameter is trained now
                 self._warn_of("Loss and predictor could not be found again", error)
         metrics = self._measure_all(measurement)
         self._fit.start_measured = True  # what is measured now is what later measurements compare with

@@ -4,8 +4,9 @@ import math
 import warnings
 
 import pytest
+import pytorch_lightning as pl
 
-from lightning_normtheory.callbacks import HessianTopEigenvalue, NormTheory, RSCRatio
+from lightning_normtheory.callbacks import HessianTopEigenvalue, MinWeightNorm, NormTheory, RSCRatio
 from lightning_normtheory.record import jsonl
 
 from support.lit import Classifier, FailsLater, loader, rows, trainer
@@ -22,6 +23,19 @@ class NaNInEpoch3(Classifier):
     def on_after_backward(self):
         for p in self.parameters():  # a guard of the user's: the weights stay finite
             p.grad.nan_to_num_()
+
+
+class Freeze(pl.Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        pl_module.net[0].requires_grad_(trainer.current_epoch != 1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("callback", [MinWeightNorm, NormTheory])
+def test_chosen_parameters_that_are_frozen_stop_no_fit(callback):
+    trainer([Freeze(), callback(parameters="net.0")], max_epochs=3).fit(Classifier("wn"), loader())
+    found = {epoch: math.isfinite(row["normtheory/min_weight_norm"]) for epoch, row in rows().items()}
+    assert found == {0: True, 1: False, 2: True}
 
 
 @pytest.mark.parametrize("callback", MAIN)
