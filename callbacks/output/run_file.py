@@ -2,14 +2,15 @@
 
 import os
 import platform
+import shutil
 import time
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 from pytorch_lightning import Trainer
@@ -23,15 +24,17 @@ __all__ = ["folder", "versions", "write"]
 # Callbacks of one trainer write into one folder, also without a logger that names it.
 _unnamed: "WeakKeyDictionary[Trainer, Path]" = WeakKeyDictionary()
 # A fast_dev_run leaves no files: its table at the end is read from a folder that disappears with the trainer.
-_temporary: "WeakKeyDictionary[Trainer, TemporaryDirectory[str]]" = WeakKeyDictionary()
+_temporary: "WeakKeyDictionary[Trainer, Path]" = WeakKeyDictionary()
 
 
 def folder(trainer: Trainer) -> Path:
     """Return the folder of a run's files, next to its checkpoints: ``<save_dir>/<name>/<version>`` of the logger."""
     if is_trial_run(trainer):
         if trainer not in _temporary:
-            _temporary[trainer] = TemporaryDirectory(prefix="normtheory", ignore_cleanup_errors=True)
-        return Path(_temporary[trainer].name)
+            _temporary[trainer] = Path(mkdtemp(prefix="normtheory"))
+            # Not a TemporaryDirectory, which warns when it is collected.
+            finalize(trainer, shutil.rmtree, _temporary[trainer], ignore_errors=True)
+        return _temporary[trainer]
     if trainer.loggers:
         logger = trainer.loggers[0]
         save_dir = str(logger.save_dir or trainer.default_root_dir)
