@@ -10,8 +10,9 @@ from torch import Tensor
 from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.linalg.inner_products import dot
 from lightning_normtheory.measuring.progress import tick
+from lightning_normtheory.measuring.workspace import empty, give_back
 
-__all__ = ["Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
+__all__ = ["AT_LEAST_LANCZOS", "Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
 
 Product = Callable[[Tensor], Tensor]
 Start = Tensor | Callable[[], Tensor]
@@ -20,7 +21,7 @@ Which = Literal["algebraic", "magnitude", "smallest"]
 # small residual too, and these products amplify the leading one out of the noise. One product of Lanczos achieves about
 # as much as two of power iteration.
 _AT_LEAST = 4
-_AT_LEAST_LANCZOS = 3
+AT_LEAST_LANCZOS = 3
 _BASIS = 24
 # The columns of a basis that are rotated at once.
 _COLUMNS = 2**18
@@ -35,6 +36,8 @@ class Pair(NamedTuple):
         products: the number of products with H.
         asymmetry: the largest |uᵀHv − vᵀHu| that occurred, for unit vectors: rounding, if H is symmetric.
         scale: a lower bound of ‖H‖, relative to which products are rounded.
+        starts: the leading Ritz vectors (k, p) to begin a later run with, if asked for, the first after a
+            step along its residual, v + (Hv − λv)/‖H‖, which needs no further product.
     """
 
     value: float
@@ -44,6 +47,7 @@ class Pair(NamedTuple):
     products: int
     asymmetry: float
     scale: float
+    starts: Tensor | None = None
 
 
 def power_iteration(
@@ -144,14 +148,19 @@ def lanczos(
     project: Product | None = None,
     basis: int = _BASIS,
     max_products: int,
+    scale: float = 0.0,
     **options: Any,
 ) -> Pair:
     """The Rayleigh–Ritz value of the Krylov space span{x, Hx, H²x, …}, until its residual is below tol·|λ|.
 
-    Takes the arguments of `power_iteration`, and ``basis`` and ``at_least`` of `batched_lanczos`.
+    Takes the arguments of `power_iteration`, and ``basis``, ``at_least`` and ``starts`` of `batched_lanczos`.
+
+    Args:
+        scale: a lower bound of ‖H‖, if one is known.
     """
     inside = None if project is None else lambda v: project(v[0])[None]
     krylov = _Krylov(_vector(start)[None], min(basis, max_products))
+    krylov.scale.fill_(scale)
     return _iterate(krylov, lambda v: product(v[0])[None], max_products=max_products, project=inside, **options)[0]
 
 
@@ -164,6 +173,7 @@ def batched_lanczos(
         basis: the number of vectors to keep for each map, at least three. A full basis is replaced by its leading half
             of Ritz vectors (thick restart).
         at_least: no result before this many products, unless it is exact.
+        starts: how many Ritz vectors to return for a later run; there are fewer if the basis has fewer.
     """
     return _iterate(_Krylov(start, min(basis, max_products)), product, max_products=max_products, **options)
 
@@ -175,7 +185,8 @@ def _iterate(
     which: Which,
     tol: float,
     max_products: int,
-    at_least: int = _AT_LEAST_LANCZOS,
+    at_least: int = AT_LEAST_LANCZOS,
+    starts: int = 0,
     project: Product | None = None,
 ) -> list[Pair]:
     pairs: list[Pair | None] = [None] * krylov.maps
@@ -191,17 +202,29 @@ def _iterate(
             value, residual = float(values[i, 0]), float(residuals[i])
             converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), enough, w)
             if converged or products == max_products:
-                vector = vectors[i, :, 0].to(w) @ krylov.basis[i]
-                vector.div_(vector.norm())
-                pairs[i] = Pair(
-                    value, vector, residual, converged, products, float(krylov.asymmetry[i]), float(scale[i])
-                )
+                pair = Pair(value, w[i], residual, converged, products, float(krylov.asymmetry[i]), float(scale[i]))
+                pairs[i] = _with_vectors(pair, w[i], vectors[i].to(w), krylov.basis[i], starts)
         done = [pair for pair in pairs if pair is not None]
-        if len(done) == len(pairs):
-            return done
-        krylov.extend(w, beta, exhausted, values, vectors)
+        if len(done) < len(pairs):
+            krylov.extend(w, beta, exhausted, values, vectors)
+        give_back(w)
         del w  # before the next product
+        if len(done) == len(pairs):
+            krylov.release()
+            return done
     raise AssertionError("unreachable: the last product returns")
+
+
+def _with_vectors(pair: Pair, w: Tensor, ritz: Tensor, basis: Tensor, starts: int) -> Pair:
+    """Add the vector, and those of ``starts``. The residual vector is w times the last coefficient."""
+    vector = ritz[:, 0] @ basis
+    vector.div_(vector.norm())
+    if not starts:
+        return pair._replace(vector=vector)
+    leading = ritz[:, :starts].t() @ basis
+    if pair.scale > 0:
+        leading[0].add_(w, alpha=float(ritz[-1, 0]) / pair.scale)
+    return pair._replace(vector=vector, starts=leading)
 
 
 class _Krylov:
@@ -216,7 +239,7 @@ class _Krylov:
     def __init__(self, start: Tensor, size: int) -> None:
         b, p = start.shape
         self.maps, self._size = b, size
-        self._Q = start.new_empty(b, size, p)
+        self._Q = empty(b, size, p, dtype=start.dtype, device=start.device)
         self._Q[:, 0] = start
         self._Q[:, 0].div_(start.norm(dim=1, keepdim=True))
         self._T = torch.zeros(b, size, size, dtype=torch.float64, device="cpu")  # not every device has float64
@@ -224,6 +247,10 @@ class _Krylov:
         # The vectors along which H q_j has components, besides the next one, and the components but for q_j itself.
         self._coupled, self._coupling = slice(0, 1), start.new_empty(b, 0)
         self.scale, self.asymmetry = self._T.new_zeros(b), self._T.new_zeros(b)
+
+    def release(self) -> None:
+        """Give the memory of the bases back."""
+        give_back(self._Q)
 
     @property
     def basis(self) -> Tensor:
@@ -235,7 +262,10 @@ class _Krylov:
 
     def orthogonalize(self, w: Tensor, project: Product | None) -> tuple[Tensor, Tensor]:
         """The component of w = H q_j orthogonal to the basis, and its norm."""
-        diagonal = (self.last * w).sum(1)
+        products = torch.mul(self.last, w, out=empty(*w.shape, dtype=w.dtype, device=w.device))
+        diagonal = products.sum(1)
+        give_back(products)
+        del products
         # First the components that a symmetric map has, then those from rounding (or from a wrong derivative).
         w = _subtract(w, self._Q[:, self._coupled], torch.cat([self._coupling, diagonal[:, None]], 1))
         rest = torch.einsum("bmp,bp->bm", self.basis, w)
@@ -289,8 +319,11 @@ def _vector(start: Start) -> Tensor:
 
 
 def _subtract(w: Tensor, vectors: Tensor, coefficients: Tensor) -> Tensor:
-    """w_i − Σ_m c_im q_im."""
-    return torch.baddbmm(w[:, None], coefficients[:, None], vectors, alpha=-1)[:, 0]
+    """w_i − Σ_m c_im q_im. Nobody else has w, whose memory is given back."""
+    out = empty(len(w), 1, w.shape[1], dtype=w.dtype, device=w.device)
+    torch.baddbmm(w[:, None], coefficients[:, None], vectors, alpha=-1, out=out)
+    give_back(w)
+    return out[:, 0]
 
 
 def _order(values: Tensor, which: Which) -> Tensor:

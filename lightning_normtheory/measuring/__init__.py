@@ -9,6 +9,7 @@
 * ``eager``: run compiled models uncompiled
 * ``interrupts``: defer Ctrl+C while state is restored
 * ``memory``: recognize out-of-memory errors
+* ``workspace``: keep the memory of large tensors from one measurement to the next
 * ``processes``: the interface of several processes that measure together
 * ``progress``: report the steps of long loops
 """

@@ -89,6 +89,7 @@ def preserve_state(
             yield reset_state
         finally:
             snapshot.restore()
+            snapshot.release()
 
 
 _Buffers = list[tuple[dict[str, Any], str, Tensor]]

@@ -33,6 +33,7 @@ from lightning_normtheory.measuring.watched import (
     original_of,
     several_watch,
 )
+from lightning_normtheory.measuring.workspace import copy_of, give_back
 
 __all__ = ["Snapshot"]
 
@@ -137,6 +138,12 @@ class Snapshot:
         finally:
             self.close(restored=restored)
 
+    def release(self) -> None:
+        """Give the memory of the copies back. Nothing can be restored afterwards."""
+        # Where memory has run out, a copy itself may have become the contents.
+        give_back(*(saved for tensor, _, saved in self._contents if tensor.data_ptr() != saved.data_ptr()))
+        self._contents.clear()
+
     def close(self, *, restored: bool = False) -> None:
         """Put large containers back in their places, and restore nothing else."""
         with uninterrupted():
@@ -217,7 +224,7 @@ class Snapshot:
         # The same memory with its own version counter: writing through it does not invalidate a graph of the user that
         # waits for its backward pass.
         memory = tensor.data
-        saved = memory.clone() if self._arrays else None
+        saved = copy_of(memory) if self._arrays else None
         flag, gradient = (tensor.requires_grad, tensor.grad) if tensor.is_leaf else (None, None)
         changed, strided = self._changed, tensor.layout == torch.strided
 
