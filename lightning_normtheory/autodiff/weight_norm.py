@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lightning_normtheory.autodiff.composed import replaced
+from lightning_normtheory.measuring.workspace import empty
 
 __all__ = ["ComposedWeightNorm", "EffectiveWeights", "WeightNormMap"]
 
@@ -149,6 +150,7 @@ class WeightNormMap:
             self._directions = self._units(v.to(wide))  # v itself where possible: a copy would be as large as the layer
             self._norm = torch.linalg.vector_norm(self._directions, dim=1, keepdim=True)
             self._scale = g.to(wide).reshape(-1, 1) / self._norm
+        # Reused: allocating memory each time would cost as much as filling it.
         self._pushed: Tensor | None = None
 
     def effective_weight(self) -> Tensor:
@@ -189,9 +191,8 @@ class WeightNormMap:
     def pulled_norms(self, a: Tensor) -> tuple[float, float]:
         """‖∂L/∂g‖² and ‖∂L/∂v‖² without computing `pull`: c² and s²(‖a‖² − c²), summed over units."""
         a = self._units(a).to(self._norm.dtype)
-        # Rows times columns take no memory, unlike products that are then summed.
-        along = (torch.bmm(self._directions[:, None], a[:, :, None]).flatten() / self._norm.flatten()).square()
-        across = torch.bmm(a[:, None], a[:, :, None]).flatten() - along
+        along = self._along(a).flatten().square()
+        across = _row_dots(a, a).flatten() - along
         return float(along.sum()), float((self.scale.square() * across).sum())
 
     def push(self, g_dot: Tensor, v_dot: Tensor) -> Tensor:
@@ -199,14 +200,15 @@ class WeightNormMap:
         self._g_dot, self._v_dot = g_dot.reshape(-1, 1), self._units(v_dot)
         self._v_along = self._along(self._v_dot)
         turn = (self._g_dot - self._scale * self._v_along) / self._norm
-        if self._pushed is None:  # reused: allocating memory each time would cost as much as filling it
+        if self._pushed is None:
             self._pushed = torch.empty_like(self._v_dot)
         return self._unflatten(torch.mul(self._v_dot, self._scale, out=self._pushed).addcmul_(self._directions, turn))
 
     def pull_tangent(self, a: Tensor, a_dot: Tensor | None) -> tuple[Tensor, Tensor]:
         """The derivative of `pull` along the (ġ, v̇) that was pushed last, while a changes by ȧ = H_w ẇ, ``None``: zero.
 
-        It is this weight's part of (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇).
+        It is this weight's part of (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇). The second
+        is in memory that can be given back.
         """
         wide = self._norm.dtype
         a = self._units(a).to(wide)
@@ -215,7 +217,7 @@ class WeightNormMap:
         # d/dt of c = v̂·a and of s(a − c v̂), with dv̂/dt = (v̇ − (v̂·v̇)v̂)/‖v‖
         c_dot = self._along(a_dot) + (_row_dots(a, self._v_dot) - c * along) / norm
         s_dot = (self._g_dot - scale * along) / norm
-        out = a_dot * scale
+        out = torch.mul(a_dot, scale, out=empty(*a_dot.shape, dtype=wide, device=a_dot.device))
         out.addcmul_(a, s_dot).addcmul_(self._v_dot, scale * c / norm, value=-1)
         out.addcmul_(self._directions, (scale * (c * along / norm - c_dot) - s_dot * c) / norm)
         return c_dot.reshape(self.g.shape), self._unflatten(out)

@@ -23,7 +23,7 @@ _GRADIENT_PART, _NOISE_PART = 0.2, 0.3
 # The least number of Lanczos products without a given vector, where the second eigenvector may emerge first. With two
 # eigenvalues 5 % apart and the gradient along the lower one, three products returned the lower one in 95 of 100 draws
 # of the noise, five products in none.
-_COLD_PRODUCTS = 5
+COLD_PRODUCTS = 5
 # |uᵀHv − vᵀHu| relative to ‖H‖ above which rounding is no explanation: float32 reaches 1e-3 in reduced-precision
 # convolutions, and in BatchNorms whose channels are nearly constant in a batch. Above this share of |λ| it matters.
 _ASYMMETRY = 0.01
@@ -168,9 +168,9 @@ def leading_eigenpairs(
         raise ValueError(f"Expected k between 1 and the number of parameters, {hessian.space.size}, but got {k!r}.")
     options: dict[str, Any] = {"which": which, "tol": tol, "max_products": max_hvps}
     if method == "lanczos":
-        options["basis"] = min(_basis_for(tol), hessian.vectors)
+        options["basis"] = min(basis_for(tol), hessian.vectors)
         if start is None:
-            options["at_least"] = _COLD_PRODUCTS
+            options["at_least"] = COLD_PRODUCTS
     solvers: dict[Method, Callable[..., Pair]] = {"power": power_iteration, "lanczos": lanczos}
     found: list[Pair] = []
     for index in range(k):
@@ -180,7 +180,7 @@ def leading_eigenpairs(
 
         def begin(index: int = index, project: Product = project) -> Tensor:
             # Use new noise for each pair: the previous start has one direction in the eigenspace of a multiple one.
-            mixed = project(_mixed_start(hessian.gradient, None if start is None else start(), seed + index))
+            mixed = project(mixed_start(hessian.gradient, None if start is None else start(), seed + index))
             if index == k - 1:
                 hessian.forget_gradient()
             return mixed
@@ -188,6 +188,11 @@ def leading_eigenpairs(
         product = hessian.unchecked if method == "lanczos" else hessian.__matmul__  # Lanczos checks what it computes
         pair = solvers[method](_deflated(hessian, project) if found else product, begin, **options)
         found.append(_checked(hessian, pair, tol) if found else pair)
+    return judged(hessian, found)
+
+
+def judged(hessian: LossHessian, found: list[Pair]) -> list[Eigenpair]:
+    """Return pairs by parameter name, their residuals with the asymmetry of H and the rounding of its products."""
     if _warn_of_asymmetry(found[0]):
         found = [p._replace(residual=max(p.residual, p.asymmetry), converged=False) for p in found]
     rounding = 2 * operand_eps(hessian.space.device, hessian.space.dtype)
@@ -198,7 +203,7 @@ def leading_eigenpairs(
     ]
 
 
-def _basis_for(tol: float) -> int:
+def basis_for(tol: float) -> int:
     """How many vectors Lanczos keeps, each as large as the model: six for two digits, and two for each further one.
 
     With these, λ_max takes a few per cent more products than with a basis that is never restarted.
@@ -216,7 +221,8 @@ def _checked(hessian: LossHessian, pair: Pair, tol: float) -> Pair:
     return pair._replace(residual=residual, converged=converged, products=pair.products + 1)
 
 
-def _mixed_start(gradient: Tensor, start: Tensor | None, seed: int) -> Tensor:
+def mixed_start(gradient: Tensor, start: Tensor | None, seed: int) -> Tensor:
+    """Return a new vector: the start, of length one, with a little gradient and noise."""
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers for every device
     parts = [(torch.randn(gradient.shape, generator=generator, device="cpu").to(gradient), _NOISE_PART)]
     parts.append((gradient, 1.0 if start is None else _GRADIENT_PART))
@@ -262,5 +268,5 @@ def _warn_of_asymmetry(pair: Pair) -> bool:
             f"{pair.value:.3g}): an operation in the loss has a wrong second derivative, so the eigenvalue is wrong. "
             "Look for custom autograd functions whose backward pass cannot be differentiated."
         )
-    warnings.warn(found + reason, stacklevel=4)
+    warnings.warn(found + reason, stacklevel=5)
     return True

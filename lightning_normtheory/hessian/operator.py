@@ -11,17 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.autodiff.graph import stop_at_nodes
-from lightning_normtheory.autodiff.second_derivatives import (
-    explain_second_derivative,
-    refuse_wrong_second_derivatives,
-    twice_differentiable,
-)
+from lightning_normtheory.autodiff.second_derivatives import refuse_wrong_second_derivatives, twice_differentiable
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
+from lightning_normtheory.hessian.gradient_graph import GradientGraph, GradientObserver, add_by_leaf
 from lightning_normtheory.measuring.memory import is_out_of_memory, saved_bytes
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.measuring.rng import isolated_rng
+from lightning_normtheory.measuring.workspace import empty, give_back
 from lightning_normtheory.model.checks import count_output_samples, list_batches, require_graph, trainable_parameters
 from lightning_normtheory.model.parameters import FlatParameters
 
@@ -129,6 +127,10 @@ class LossHessian:
             batch writes to tensors that the graph of another one needs.
         vectors: the largest number of vectors (p,) that a method should keep.
         processes: the processes that hold the other batches; gradient and products are sums over all of them.
+        observer: sees the gradient of every batch when the graphs are built first.
+
+    Attributes:
+        products: the number of products so far.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class LossHessian:
         memory: Memory = "high",
         vectors: int | None = None,
         processes: Processes = SINGLE_PROCESS,
+        observer: GradientObserver | None = None,
     ) -> None:
         if memory not in ("high", "low"):
             raise ValueError(f"Expected memory to be 'high' or 'low', but got {memory!r}.")
@@ -147,10 +150,12 @@ class LossHessian:
         self._losses = losses
         self._memory = memory
         self._processes = processes
+        self._observer = observer
         self._weights = EffectiveWeights(light=True)
-        self._graphs: list[_GradientGraph] = []
+        self._graphs: list[GradientGraph] = []
         self._gradient: Tensor | None = None
         self._samples = 0.0
+        self.products = 0
         self._released = False
 
     def __enter__(self) -> "LossHessian":
@@ -170,8 +175,15 @@ class LossHessian:
             self._gradient = total[:-1].div_(self._samples)
         return self._gradient
 
+    def prepare(self) -> None:
+        """Build the graphs and compute ∇L, which others then ask for; the observer sees all batches."""
+        _ = self.gradient
+        self._observer = None
+
     def forget_gradient(self) -> None:
         """Free ∇L. It is computed again if it is asked for."""
+        if self._gradient is not None:
+            give_back(self._gradient)
         self._gradient = None
 
     def __matmul__(self, vector: Tensor) -> Tensor:
@@ -190,6 +202,7 @@ class LossHessian:
             raise ValueError(f"Expected a vector of {self.space.size} entries, but got shape {tuple(vector.shape)}.")
         if self._samples == 0:
             _ = self.gradient  # counts them
+        self.products += 1
         part = self._processes.run_on_all(partial(self._part_of_product, vector.detach()))
         if isinstance(part, Refusal):
             self._memory = "low"
@@ -243,24 +256,57 @@ class LossHessian:
         return self._gradient_sum()
 
     def _collect_gradients(self) -> Tensor:
-        sums: dict[Tensor, Tensor] = {}
-        samples = 0
+        """Σ_b n_b ∇L_b (p,) and, behind it, the number of samples."""
+        total = empty(self.space.size + 1, dtype=self.space.dtype, device=self.space.device).zero_()
+        parts = self.space.views(total[:-1])
+        effective: dict[Tensor, Tensor] = {}
+        if self._observer is not None:
+            self._observer.begin()
         for index in range(len(self._losses)):
             tick("batch")
             graph = self._differentiate(index)
+            found = dict(zip(graph.leaves, graph.gradients))
+            if self._observer is not None:
+                self._observer.add(index, graph.loss, self._by_parameter(found), self._gradients_beside)
             if graph.samples:
-                _add(sums, zip(graph.leaves, graph.gradients), graph.samples, self.space.dtype)
-                samples += graph.samples
+                add_by_leaf(parts, ((leaf, each) for leaf, each in found.items() if leaf in parts), graph.samples)
+                add_by_leaf(
+                    effective, ((leaf, each) for leaf, each in found.items() if leaf not in parts), graph.samples
+                )
+                total[-1] += graph.samples
             if self._memory == "high":
                 self._graphs.append(graph)
-            del graph  # before the next one is built
-        for each in self._weights.maps.values():
-            if each.w in sums:
-                _add(sums, zip((each.g, each.v), each.pull(sums.pop(each.w))), 1, self.space.dtype)
-        count = torch.tensor([float(samples)], dtype=self.space.dtype, device=self.space.device)
-        return torch.cat([self.space.join(sums), count])
+            del graph, found  # before the next ones are built
+        add_by_leaf(parts, self._pulled(effective), 1)
+        return total
 
-    def _differentiate(self, index: int) -> "_GradientGraph":
+    def _pulled(self, effective: Mapping[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gradients in effective weights as gradients in those lengths and directions that are trained."""
+        trained = set(self.space.parameters.values())
+        for each in self._weights.maps.values():
+            if each.w in effective:
+                yield from (
+                    (p, part) for p, part in zip((each.g, each.v), each.pull(effective[each.w])) if p in trained
+                )
+
+    def _gradients_beside(self, value: Tensor) -> list[Tensor | None]:
+        """The gradients, by parameter, of another scalar of the last forward pass, whose graph is kept."""
+        leaves = self._leaves()
+        with self._weights.in_backward(), twice_differentiable():
+            gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+        return self._by_parameter({leaf: each for leaf, each in zip(leaves, gradients) if each is not None})
+
+    def _by_parameter(self, gradients: Mapping[Tensor, Tensor]) -> list[Tensor | None]:
+        """Gradients by leaf as gradients by parameter, in terms of lengths and directions for effective weights."""
+        found = {leaf: gradients[leaf] for leaf in self.space.parameters.values() if leaf in gradients}
+        for parameter, part in self._pulled(gradients):
+            found[parameter] = found[parameter] + part if parameter in found else part
+        return [found.get(p) for p in self.space.parameters.values()]
+
+    def _leaves(self) -> list[Tensor]:
+        return [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
+
+    def _differentiate(self, index: int) -> GradientGraph:
         begin = time.perf_counter()
         # Use the same random numbers each time, so that every product is with the same Hessian.
         with isolated_rng(index), self._weights, self._weights.in_backward(), twice_differentiable():
@@ -275,12 +321,12 @@ class LossHessian:
                 f"Expected a finite loss, but batch {index} gives {float(loss.detach())}: its Hessian is undefined."
             )
         refuse_wrong_second_derivatives(loss)
-        leaves = [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
+        leaves = self._leaves()
         with self._weights.in_backward(), twice_differentiable():
             gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)
         if time.perf_counter() - begin > _SLOW:
             stop_at_nodes(gradient for gradient in gradients if gradient is not None)
-        return _GradientGraph(loss, samples, leaves, gradients)
+        return GradientGraph(loss, samples, leaves, gradients)
 
     def _part_of_product(self, vector: Tensor) -> Tensor | Refusal:
         """Refuse if a graph is no longer valid, since the loss of a later batch has written to a tensor in it."""
@@ -298,7 +344,8 @@ class LossHessian:
             # A frozen length or direction does not move.
             tangents.update({p: torch.zeros_like(p) for p in (each.g, each.v) if p not in tangents})
             tangents[each.w] = each.push(tangents[each.g], tangents[each.v])
-        curvature: dict[Tensor, Tensor] = {}
+        product = empty(self.space.size, dtype=self.space.dtype, device=self.space.device).zero_()
+        parts = self.space.views(product)
         for index in range(len(self._losses)):
             graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)
             # Also for a batch that does not count: its backward pass may wait for other processes.
@@ -306,61 +353,16 @@ class LossHessian:
                 along = dict(graph.along(tangents, keep=self._memory == "high"))
             if graph.samples:
                 weight = graph.samples / self._samples
-                self._pull_tangents(graph, along, curvature, weight)
-                if weight == 1 and not curvature:  # the only batch: nothing to add up
-                    curvature = along
-                else:
-                    _add(curvature, along.items(), weight, self.space.dtype)
+                add_by_leaf(parts, self._pulled_tangents(graph, along), weight)
+                add_by_leaf(parts, ((leaf, each) for leaf, each in along.items() if leaf in parts), weight)
             del graph, along  # before the next ones
-        return self.space.join(curvature)
+        return product
 
-    def _pull_tangents(
-        self, graph: "_GradientGraph", along: dict[Tensor, Tensor], curvature: dict[Tensor, Tensor], weight: float
-    ) -> None:
-        """Take the parts of effective weights out of ``along``, and add them in terms of lengths and directions."""
-        slopes = dict(zip(graph.leaves, graph.gradients))
+    def _pulled_tangents(self, graph: GradientGraph, along: Mapping[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The derivatives of `_pulled` along the tangents; each is valid until the next one."""
+        slopes, trained = dict(zip(graph.leaves, graph.gradients)), set(self.space.parameters.values())
         for each in self._weights.maps.values():
             if each.w in slopes:
-                pulled = each.pull_tangent(slopes[each.w], along.pop(each.w, None))
-                for parameter, part in zip((each.g, each.v), pulled):
-                    if parameter in curvature:
-                        curvature[parameter].add_(part, alpha=weight)
-                    else:
-                        curvature[parameter] = part.to(self.space.dtype).mul_(weight)
-
-
-class _GradientGraph:
-    """The gradient of one batch's loss with respect to the leaves, with its graph."""
-
-    def __init__(self, loss: Tensor, samples: int, leaves: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        self.samples = samples
-        self._loss = loss
-        entering = [(leaf, gradient) for leaf, gradient in zip(leaves, gradients) if gradient is not None]
-        self.leaves = [leaf for leaf, _ in entering]
-        self._with_graph = [gradient for _, gradient in entering]
-        self.gradients = [gradient.detach() for gradient in self._with_graph]
-
-    def along(self, tangents: Mapping[Tensor, Tensor], *, keep: bool) -> list[tuple[Tensor, Tensor]]:
-        """Differentiate the gradient along the tangents, by leaf; ``keep`` the graph for the next call."""
-        # Where the loss is linear in a parameter, its gradient is constant and has no graph.
-        curved = [(g, leaf) for g, leaf in zip(self._with_graph, self.leaves) if g.requires_grad]
-        if not curved:
-            return []
-        outputs = [gradient for gradient, _ in curved]
-        directions = [tangents[leaf].to(gradient) for gradient, leaf in curved]
-        try:
-            products = torch.autograd.grad(outputs, self.leaves, directions, retain_graph=keep, allow_unused=True)
-        except RuntimeError as error:
-            raise explain_second_derivative(self._loss, error) from error
-        return [(leaf, value) for leaf, value in zip(self.leaves, products) if value is not None]
-
-
-def _add(
-    sums: dict[Tensor, Tensor], values: Iterable[tuple[Tensor, Tensor]], weight: float, dtype: torch.dtype
-) -> None:
-    """Add weighted values by leaf, in new memory: autograd may return the tangents themselves."""
-    for leaf, value in values:
-        if leaf in sums:
-            sums[leaf].add_(value, alpha=weight)
-        else:
-            sums[leaf] = value.to(dtype) * weight
+                pulled = each.pull_tangent(slopes[each.w], along.get(each.w))
+                yield from ((p, part) for p, part in zip((each.g, each.v), pulled) if p in trained)
+                give_back(pulled[1])
