@@ -66,12 +66,12 @@ def assemble(
     for some in outputs:
         chosen = cotangents[some]
         for index, rows in enumerate(portions):
-            first = source.gradients(rows.group, rows.which, chosen, folded)
+            first = source.gradients(rows.group, rows.which, chosen, folded, some.start)
             if isinstance(first, Refusal):
                 return first
             for cols in portions[index:]:
                 same = cols is rows
-                second = first if same else source.gradients(cols.group, cols.which, chosen, folded)
+                second = first if same else source.gradients(cols.group, cols.which, chosen, folded, some.start)
                 if isinstance(second, Refusal):
                     return second
                 where = rows.rows(per_sample), cols.rows(per_sample)
@@ -81,6 +81,8 @@ def assemble(
                 refusal = processes.run_on_all(partial(_add_block, blocks, source.leaves, pair, layers, mine))
                 if refusal is not None:
                     return refusal
+                del second, pair  # at most two portions at a time
+            del first
     for parts in blocks.values():
         for part, matrix in parts.items():
             parts[part] = processes.sum(matrix)
@@ -177,8 +179,9 @@ def _add_block(
 
 def _mirror(matrix: Tensor, tile: int = 128) -> None:
     """Copy the entries above the diagonal below it."""
+    upper = torch.ones(tile, tile, dtype=torch.bool, device=matrix.device).triu()
     for begin in range(0, len(matrix), tile):
         rows, behind = slice(begin, begin + tile), slice(begin + tile, None)
-        diagonal = matrix[rows, rows].triu()
-        matrix[rows, rows] = diagonal + diagonal.triu(1).t()
+        diagonal = matrix[rows, rows]
+        matrix[rows, rows] = torch.where(upper[: len(diagonal), : len(diagonal)], diagonal, diagonal.t())
         matrix[behind, rows] = matrix[rows, behind].t()

@@ -5,6 +5,7 @@ The gradients of several outputs are a list whose Gram matrices are added up (*f
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from lightning_normtheory.autodiff.weight_norm import WeightNormMap
 from lightning_normtheory.ntk.gram import Factors, Target, add_gram, add_lookup_gram, add_outer_gram, outer_costs
-from lightning_normtheory.ntk.parameter_uses import Elementwise, Lookup, Outer, Site
+from lightning_normtheory.ntk.parameter_uses import Convolution, Elementwise, Lookup, Outer, Site
 from lightning_normtheory.ntk.sample_axis import SampleAxis
 
 __all__ = [
@@ -96,9 +97,10 @@ class Table:
 
 @dataclass
 class Gradients:
-    """The gradients themselves, a list of (n, q, entries)."""
+    """The gradients themselves, a list of (n, q, entries), each formed with ``formed`` multiplications per sample."""
 
     values: list[Tensor]
+    formed: int = 0
 
     @classmethod
     def of(cls, values: Tensor, *, folded: bool) -> "Gradients":
@@ -106,14 +108,14 @@ class Gradients:
         return cls(list(values.split(1, dim=1)) if folded else [values])
 
     def some(self, which: slice) -> "Gradients":
-        return Gradients([values[which] for values in self.values])
+        return Gradients([values[which] for values in self.values], self.formed)
 
     @property
     def numel(self) -> int:
         return sum(values.numel() for values in self.values)
 
     def only(self, output: int) -> "Gradients":
-        return Gradients(_only(self.values, output))
+        return Gradients(_only(self.values, output), self.formed)
 
     def gradients(self) -> "Gradients":
         return self
@@ -147,7 +149,7 @@ def gram_cost(factors: LeafFactors) -> GramCost:
     if isinstance(factors, Table):
         T, d = factors.rows[0].shape[2:]
         return GramCost(T * T * d, 0.0, float("inf"))
-    return GramCost(factors.values[0].shape[2], 0.0, float("inf"))
+    return GramCost(float("inf"), factors.formed, factors.values[0].shape[2])
 
 
 def _only(values: Sequence[Tensor], output: int) -> list[Tensor]:
@@ -162,6 +164,9 @@ def site_factors(
     if isinstance(site, Elementwise):
         factor = None if site.factor is None else site.factor()
         return Gradients(_listed([site.gradient(axis, samples, b, factor) for b in gradients], folded))
+    if isinstance(site, Convolution) and site.forms_gradients(axis, gradients[0]):
+        formed = _listed([site.gradients(axis, samples, b) for b in gradients], folded)
+        return Gradients(formed, site.multiplications(axis, gradients[0]))
     assert isinstance(site, (Outer, Lookup))
     moving = _listed([site.moving(axis, samples, b) for b in gradients], folded)
     if isinstance(site, Lookup):
@@ -214,21 +219,32 @@ def add_parts(
 
     If both are the same object, only entries on and above the diagonal are valid (see `lightning_normtheory.ntk.gram`).
     """
-    if weight_norm is not None:
-        assert isinstance(first, Weight)
-        assert isinstance(second, Weight)
-        _add_weight_norm(out, first, second, weight_norm)
-        return
     upper = second is first
     if isinstance(first, Weight) and isinstance(second, Weight):
-        add_outer_gram(out[part], first.factors, second.factors, upper=upper)
+        if weight_norm is None:
+            add_outer_gram(out[part], first.factors, second.factors, upper=upper)
+        else:
+            _add_weight_norm(out, first, second, weight_norm)
     elif isinstance(first, Table) and isinstance(second, Table):
         add_lookup_gram(out[part], (first.rows, second.rows), (first.indices, second.indices), upper=upper)
     else:
-        assert isinstance(first, Gradients)
-        assert isinstance(second, Gradients)
-        xs, ys = ([x.flatten(0, 1) for x in each.values] for each in (first, second))
-        add_gram([Target(out[part])], xs, ys, upper=upper)
+        mine = _by_part(part, first, weight_norm)
+        theirs = mine if upper else _by_part(part, second, weight_norm)
+        for name, values in mine.items():
+            add_gram([Target(out[name])], values, theirs[name], upper=upper)
+
+
+def _by_part(part: Part, factors: LeafFactors, weight_norm: WeightNormMap | None) -> dict[Part, list[Tensor]]:
+    """The gradients (n·q, entries), output by output; for a weight w = g v/‖v‖ those in g and v, as far as trained."""
+    values = [x.flatten(0, 1) for x in factors.gradients().values]
+    if weight_norm is None:
+        return {part: values}
+    g, v = weight_norm.g, weight_norm.v
+    pulled = [torch.vmap(weight_norm.pull)(x.unflatten(1, v.shape)) for x in values]
+    trained: list[tuple[Part, Tensor]] = [("length", g), ("direction", v)]
+    return {
+        name: [x[i].reshape(len(x[i]), -1) for x in pulled] for i, (name, p) in enumerate(trained) if p.requires_grad
+    }
 
 
 def _add_weight_norm(out: dict[Part, Tensor], first: Weight, second: Weight, each: WeightNormMap) -> None:
@@ -262,7 +278,7 @@ class _Units:
         dtype = factors.rows[0].dtype
         self._shape = each.v.shape
         self._dim = None if each.dim == -1 else each.dim % each.v.dim()
-        self._direction = each.direction.reshape(groups, rows, cols).to(dtype)
+        self._each, self._entries = each, (groups, rows, cols)
         self._g = each.g.detach().to(dtype)
         if self._dim == 0:
             self._g = self._g.reshape(groups, rows)
@@ -274,6 +290,11 @@ class _Units:
         else:
             sizes = [size if axis == self._dim else 1 for axis, size in enumerate(self._shape)][1:]
             self.col_scale = self.scale.view(sizes).expand(self._shape[1:]).flatten()
+
+    @cached_property
+    def _direction(self) -> Tensor:
+        """v̂ (G, d, d'), as large as the weight: only if it is needed."""
+        return self._each.direction.reshape(self._entries).to(self.scale.dtype)
 
     def along(self, weight: Weight) -> Iterator[Tensor]:
         """c (n·q, units), output by output."""
@@ -298,6 +319,7 @@ class _Units:
         cols = weight.factors.cols
         if weight.result is not None and len(cols) == 1:
             found = weight.result.values / self._g
-            if float((weight.result.bias.flatten() / self._g.flatten()).abs().max()) <= 8 * float(found.abs().max()):
+            low, high = (float(each) for each in found.aminmax())
+            if float((weight.result.bias.flatten() / self._g.flatten()).abs().max()) <= 8 * max(-low, high):
                 return [found]  # never if some g is zero
         return [torch.einsum("nqtge,gde->nqtgd", c, self._direction) for c in cols]

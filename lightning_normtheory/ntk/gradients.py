@@ -14,7 +14,7 @@ from lightning_normtheory.model.checks import some_samples
 from lightning_normtheory.ntk.directions import Cotangents, mixing_weights
 from lightning_normtheory.ntk.factors import Gradients, LeafFactors
 from lightning_normtheory.ntk.network import Leaf, Network
-from lightning_normtheory.ntk.parameter_uses import Use
+from lightning_normtheory.ntk.parameter_uses import Outer, Use
 from lightning_normtheory.ntk.plan import Plan, backward, leaf_factors, make_plan
 from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS, Evidence, at_use
 
@@ -51,8 +51,13 @@ class GradientSource(Protocol):
     scratch_entries: int
     parameters: int
 
-    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> FactorsOf | Refusal:
-        """The gradients of Σ_h cotangent_h f_h for some samples of a group."""
+    def gradients(
+        self, group: int, which: slice, cotangents: Tensor, folded: bool, before: int = 0
+    ) -> FactorsOf | Refusal:
+        """The gradients of Σ_h cotangent_h f_h for some samples of a group; ``before`` others came before these."""
+
+    def release(self) -> None:
+        """Free what is kept for further gradients."""
 
 
 class IndependentSamples:
@@ -87,6 +92,9 @@ class IndependentSamples:
         self.saved_entries = max(plan.saved_entries for plan in plans)
         self.scratch_entries = max(plan.scratch_entries for plan in plans)
         self.parameters = sum(leaf.tensor.numel() for leaf in network.parameters)
+        self._kept: tuple[tuple[int, slice], Tensor] | None = None
+        # For each group, first sample and use: the sum over the first outputs, and how many these are.
+        self._seen: dict[tuple[int, int, int], tuple[int, Tensor]] = {}
 
     @classmethod
     def prepare(
@@ -117,6 +125,10 @@ class IndependentSamples:
             plans.append(plan)
         return cls(network, groups, plans, processes)
 
+    def release(self) -> None:
+        """Free the graph that is kept."""
+        self._kept = None
+
     @property
     def plan(self) -> Plan:
         """The plan of the first group."""
@@ -129,7 +141,9 @@ class IndependentSamples:
         together = self.network.with_leaves(some_samples(x, total, slice(count)), count)
         return not self.plan.evidence.same_outputs(together.detach(), 0)
 
-    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> FactorsOf | Refusal:
+    def gradients(
+        self, group: int, which: slice, cotangents: Tensor, folded: bool, before: int = 0
+    ) -> FactorsOf | Refusal:
         """
         Returns:
             A refusal if the few samples of the plan have other outputs or gradients here than by themselves, or if the
@@ -137,7 +151,7 @@ class IndependentSamples:
         """
         (x, total), plan = self._groups[group], self._plans[group]
         x = some_samples(x, total, which)
-        found = self._processes.run_on_all(lambda: self._run(plan, x, which, cotangents, folded))
+        found = self._processes.run_on_all(lambda: self._run(plan, x, (group, which), cotangents, folded, before))
         if isinstance(found, Refusal):
             return found
         structured, values = found
@@ -145,11 +159,12 @@ class IndependentSamples:
         return lambda leaf: looped[leaf] if leaf in looped else structured(leaf)
 
     def _run(
-        self, plan: Plan, x: Any, which: slice, cotangents: Tensor, folded: bool
+        self, plan: Plan, x: Any, place: tuple[int, slice], cotangents: Tensor, folded: bool, before: int
     ) -> tuple[FactorsOf, dict[Leaf, Tensor]] | Refusal:
         """The factors of structured leaves, and this process's part of the sample loop."""
+        _, which = place
         samples = which.stop - which.start
-        output = self.network.with_leaves(x, samples)
+        output = self._forward(x, place)
         if not plan.evidence.same_outputs(output.detach(), which.start):
             return SAMPLES_INTERACT
         uses = plan.uses(self.network, output) if self._structured else []
@@ -162,7 +177,7 @@ class IndependentSamples:
                 if at_uses is None:
                     return STRUCTURE_DIFFERS
                 by_output.append(at_uses)
-            if not self._structure_holds(plan, uses, by_output, which):
+            if not self._structure_holds(plan, uses, by_output, place, before):
                 return STRUCTURE_DIFFERS
         values = self._loop(x, output.detach(), cotangents) if self.one_by_one else {}
         if isinstance(values, Refusal):
@@ -175,23 +190,55 @@ class IndependentSamples:
 
         return structured, values
 
+    def _forward(self, x: Any, place: tuple[int, slice]) -> Tensor:
+        """The outputs with their graph, which is kept for other outputs of the same samples."""
+        if self.one_by_one:  # the samples that are run one by one meanwhile may invalidate it
+            return self.network.with_leaves(x, place[1].stop - place[1].start)
+        if self._kept is None or self._kept[0] != place:
+            self._kept = None  # not two graphs at a time
+            self._kept = place, self.network.with_leaves(x, place[1].stop - place[1].start)
+        return self._kept[1]
+
     @torch.no_grad()
     def _structure_holds(
-        self, plan: Plan, uses: Sequence[Use], by_output: Sequence[Sequence[Tensor]], which: slice
+        self,
+        plan: Plan,
+        uses: Sequence[Use],
+        by_output: Sequence[Sequence[Tensor]],
+        place: tuple[int, slice],
+        before: int,
     ) -> bool:
-        """Check the axes of the samples and, for the samples of the plan among these, the gradients at all uses."""
+        """Check the axes of the samples and, for the samples of the plan among these, the gradients at all uses.
+
+        Gradients are compared when those of the last outputs have come.
+        """
+        group, which = place
         samples = which.stop - which.start
         mine, theirs = plan.evidence.common(which.start, samples)
-        weights = mixing_weights(plan.cotangents, by_output[0][0])
-        for index in (index for leaf in self._structured for index in plan.structured[leaf]):
+        weights = mixing_weights(plan.cotangents, by_output[0][0])[before : before + len(by_output)]
+        compared = set()
+        indices = [index for leaf in self._structured for index in plan.structured[leaf]]
+        for index in sorted(indices, key=lambda index: not isinstance(uses[index].site, Outer)):
             gradients, axis = [each[index] for each in by_output], plan.axes[index]
             if axis is None or not axis.fits(gradients[0], samples):
                 return False
-            if len(by_output) == plan.cotangents:  # a portion of the outputs is not enough to compare
-                with self.network.weights.in_backward():
-                    seen = at_use(uses[index], axis, gradients, weights, samples, theirs)
-                if not plan.evidence.same_at_use(index, mine, seen):
-                    return False
+            key = group, which.start, index
+            so_far, earlier = self._seen.get(key, (0, None))
+            if len(mine) == 0 or before not in (0, so_far):
+                continue  # nothing to compare, or these outputs are in the sum
+            if (uses[index].edge, axis) in compared and not isinstance(uses[index].site, Outer):
+                continue  # a shift, for example, has the gradient of the scale
+            compared.add((uses[index].edge, axis))
+            with self.network.weights.in_backward():
+                mixed, *entering = at_use(uses[index], axis, gradients, weights, samples, theirs)
+            mixed = mixed if before == 0 or earlier is None else earlier + mixed
+            after = before + len(by_output)
+            if after < plan.cotangents:
+                self._seen[key] = after, mixed
+            elif not plan.evidence.same_at_use(index, mine, (mixed, *entering)):
+                return False
+            else:
+                self._seen.pop(key, None)
         return True
 
     def _loop(self, x: Any, together: Tensor, cotangents: Tensor) -> dict[Leaf, Tensor] | Refusal:
@@ -245,11 +292,16 @@ class CoupledSamples:
         self.saved_entries = self.scratch_entries = 0
         self.outputs = network(batches[0].x, batches[0].samples).shape[1]
 
-    def gradients(self, group: int, which: slice, cotangents: Tensor, folded: bool) -> FactorsOf | Refusal:
+    def gradients(
+        self, group: int, which: slice, cotangents: Tensor, folded: bool, before: int = 0
+    ) -> FactorsOf | Refusal:
         values = self._processes.run_on_all(lambda: self._run(self._batches[group], which, cotangents))
         return {
             leaf: Gradients.of(self._processes.sum(value), folded=folded) for leaf, value in values.items()
         }.__getitem__
+
+    def release(self) -> None:
+        """Nothing is kept."""
 
     def _run(self, batch: SampleBatch, which: slice, cotangents: Tensor) -> dict[Leaf, Tensor]:
         """The gradients of this process's samples; the others stay zero."""

@@ -179,23 +179,29 @@ def _add_by_gradients(out: Tensor, first: Factors, second: Factors, upper: bool)
     (n, q, _, G, d), (m, _, _, _, d_cols) = first.rows[0].shape, second.cols[0].shape
     at_once = max(1, _TILE_BYTES // (max(n, m) * q * d_cols * first.rows[0].element_size()))
     for output in range(first.outputs):
-        for group in range(G):
-            for begin in range(0, d, at_once):
-                some = slice(begin, begin + at_once)
-                x = _gradients(first, output, group, some)
-                y = x if upper else _gradients(second, output, group, some)
-                add_gram([Target(out)], [x], [y], upper=upper)
+        for piece in _pieces(G, d, at_once):
+            x = _gradients(first, output, piece)
+            add_gram([Target(out)], [x], [x if upper else _gradients(second, output, piece)], upper=upper)
 
 
-def _gradients(factors: Factors, output: int, group: int, some: slice) -> Tensor:
-    """Σ_p r_ip c_ipᵀ for some rows of one group, as (n·q, entries)."""
-    rows, cols = (side[output if len(side) > 1 else 0][:, :, :, group] for side in factors)
-    rows = rows[..., some]
-    n, q, T, d = rows.shape
+def _pieces(groups: int, rows: int, at_once: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of groups and of their rows, with about so many rows altogether."""
+    for group in range(0, groups, step := max(1, at_once // rows)):
+        for begin in range(0, rows, at_once):
+            yield slice(group, group + step), slice(begin, begin + at_once)
+
+
+def _gradients(factors: Factors, output: int, piece: tuple[slice, slice]) -> Tensor:
+    """Σ_p r_ip c_ipᵀ for some rows of some groups, as (n·q, entries)."""
+    groups, some = piece
+    rows, cols = (side[output if len(side) > 1 else 0][:, :, :, groups].movedim(2, 4) for side in factors)
+    rows = rows[:, :, :, some]  # (n, q, G, d, T)
+    n, q, G, d, T = rows.shape
     if cols.shape[1] == q:
-        formed = rows.transpose(2, 3) @ cols
+        formed = rows @ cols.mT
     else:  # one factor for all outputs: they count as rows
-        formed = rows.permute(0, 1, 3, 2).reshape(n, q * d, T) @ cols[:, 0]
+        formed = rows.transpose(1, 2).reshape(n, G, q * d, T) @ cols[:, 0].mT
+        formed = formed.unflatten(2, (q, d)).transpose(1, 2)
     return formed.reshape(n * q, -1)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.processes import Processes
+from lightning_normtheory.measuring.workspace import drop_free_memory
 from lightning_normtheory.ntk.gradients import GradientSource
 
 __all__ = ["MEMORY_LIMIT", "Portion", "portions_within_limit", "retry_with_less"]
@@ -16,6 +17,8 @@ T = TypeVar("T")
 MEMORY_LIMIT = 2**29
 # They may take this much however little a training step takes.
 _SMALL = 2**27
+# Two portions are handled at once, so a single one may be this many times as large.
+_ALONE = 2.25
 # If memory runs out, handle this many times less at once. m portions need m(m + 1)/2 passes over a portion.
 _DIVISORS = (1, 2, 4, 8, 16)
 
@@ -50,26 +53,29 @@ def portions_within_limit(
 
     Fewer outputs at once cost next to nothing where outputs are added up (``folded``); fewer samples cost a pass for
     every pair of portions. Twice the limit is used only where a training step takes as much.
+    All samples are one portion if that takes no more than `_ALONE` times as much.
 
     Args:
         batch: the number of samples of a training step.
         samples: handle the first samples only.
     """
     sizes = list(_first(source.sizes, sum(source.sizes) if samples is None else samples))
-    at_once = outputs
     # What a training step takes at least: the kernel is to take no more than 2.5 times as much.
     step = (batch * source.saved_entries + source.parameters) * min(itemsize, 4)
-    if folded:
-        most = min(MEMORY_LIMIT, max(_SMALL, step))
-        at_once = min(outputs, most // max(1, max(sizes) * source.entries * itemsize))
-        at_once = max(1, at_once // divisor)
     limit = min(2 * MEMORY_LIMIT, max(_SMALL, step))
-    count = limit // max(1, (at_once * source.entries + source.saved_entries + source.scratch_entries) * itemsize)
+    once = source.saved_entries + source.scratch_entries
+    at_once = outputs
+    if folded:
+        most = min(MEMORY_LIMIT, max(_SMALL, step)) // (max(sizes) * itemsize)
+        at_once = min(most, int(_ALONE * limit) // (max(sizes) * itemsize) - once) // max(1, source.entries)
+        at_once = max(1, min(outputs, at_once) // divisor)
+    each = max(1, (at_once * source.entries + once) * itemsize)
+    count = sizes[0] if len(sizes) == 1 and sizes[0] * each <= _ALONE * limit else limit // each
     count = max(1, min(count, max(sizes)) // divisor)
     portions = []
     first = 0
     for group, size in enumerate(sizes):
-        for which in _slices(size, -(-size // -(-size // count))):  # of about the same size
+        for which in _slices(size, count):
             portions.append(Portion(group, which, first + which.start))
         first += size
     return list(_slices(outputs, at_once)), portions
@@ -83,6 +89,8 @@ def _first(sizes: Sequence[int], samples: int) -> Iterator[int]:
 
 
 def _slices(total: int, size: int) -> Iterator[slice]:
+    """Slices of at most ``size``."""
+    size = -(-total // -(-total // size))  # of about the same size
     for begin in range(0, total, size):
         yield slice(begin, min(begin + size, total))
 
@@ -95,5 +103,5 @@ def retry_with_less(attempt: Callable[[int], T], processes: Processes) -> T:
         except Exception as error:
             if divisor == _DIVISORS[-1] or not is_out_of_memory(error):
                 raise
-        # Not in the except clause: there the traceback still holds the memory.
+        drop_free_memory()  # not in the except clause: there the traceback still holds the memory
     raise AssertionError("unreachable: the last attempt returns or raises")

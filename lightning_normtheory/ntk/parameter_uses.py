@@ -18,7 +18,10 @@ from torch.autograd.graph import GradientEdge
 from lightning_normtheory.autodiff.graph import nodes
 from lightning_normtheory.ntk.sample_axis import SampleAxis
 
-__all__ = ["Elementwise", "Lookup", "Outer", "Site", "Use", "parameter_uses", "passes_on"]
+__all__ = ["Convolution", "Elementwise", "Lookup", "Outer", "Site", "Use", "parameter_uses", "passes_on"]
+
+# A group of a convolution in a loop takes as long as the products of this many positions.
+_LOOP = 64
 
 
 class Site:
@@ -100,6 +103,45 @@ class Convolution(Outer):
     def entering(self, axis: SampleAxis, n: int) -> Tensor:
         return axis.in_front(self.node._saved_input, n)
 
+    def forms_gradients(self, axis: SampleAxis, b: Tensor) -> bool:
+        """Whether the groups are so small that the gradient of a sample has fewer entries than its two factors.
+
+        Then it also has the cheaper Gram matrix. Depthwise convolutions are always of this kind.
+        """
+        weight, groups = self.node._saved_weight, self.node._saved_groups
+        rows, cols = len(weight) // groups, weight[0].numel()
+        positions = self._count(axis, b)
+        one_by_one = b.device.type == "cpu" and b.dtype != torch.float32  # torch runs the groups in a loop
+        return groups > 1 and rows * cols <= positions * (rows + cols) and not (one_by_one and positions < _LOOP)
+
+    def multiplications(self, axis: SampleAxis, b: Tensor) -> int:
+        """In a forward pass of a sample, and to form its gradient."""
+        return self._count(axis, b) * self.node._saved_weight.numel()
+
+    def gradients(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
+        """The gradients of all samples (n, entries), by torch's own operation: each sample has groups of its own."""
+        node = self.node
+        # (t, n·channels, …)
+        b, images = (axis.in_front(x, n).transpose(0, 1).flatten(1, 2) for x in (b, node._saved_input))
+        weight = node._saved_weight  # only the shape counts
+        return torch.ops.aten.convolution_backward(
+            b,
+            images,
+            weight.new_empty(1).expand(n * len(weight), *weight.shape[1:]),
+            None,
+            node._saved_stride,
+            node._saved_padding,
+            node._saved_dilation,
+            node._saved_transposed,
+            node._saved_output_padding,
+            n * node._saved_groups,
+            (False, True, False),
+        )[1].reshape(n, -1)
+
+    def _count(self, axis: SampleAxis, b: Tensor) -> int:
+        """T."""
+        return axis.entries * math.prod((self.node._saved_input if self.node._saved_transposed else b).shape[2:])
+
     def _pixels(self, axis: SampleAxis, n: int, images: Tensor) -> Tensor:
         pixels = axis.in_front(images, n).flatten(3).movedim(2, 3)  # (n, t, positions, channels)
         return pixels.unflatten(3, (self.node._saved_groups, -1)).flatten(1, 2)
@@ -173,11 +215,12 @@ class Lookup(Site):
 class Elementwise(Site):
     """A tensor that was added, or multiplied by ``factor``, with the sizes ``shape`` on the last axes of the result.
 
-    ``factor`` is ``None`` for 1.
+    ``factor`` is ``None`` for 1. ``scale`` multiplies it entry by entry of the tensor.
     """
 
     shape: tuple[int, ...]
     factor: Callable[[], Tensor | float] | None
+    scale: Tensor | None = None
 
     def axes(self, ndim: int) -> Sequence[int]:
         return [axis for axis, size in enumerate(self._aligned(ndim)) if size == 1]
@@ -187,7 +230,8 @@ class Elementwise(Site):
         each = axis.in_front(b if factor is None else b * factor, n)  # (n, …, t, …)
         # The sum includes the t entries. A sum over an axis of length one would be a slow copy.
         summed = [i for i, size in enumerate(self._aligned(b.dim()), 1) if size == 1 and each.shape[i] > 1]
-        return (each.sum(summed) if summed else each).reshape(n, -1)
+        found = (each.sum(summed) if summed else each).reshape(n, -1)
+        return found if self.scale is None else found * self.scale
 
     def _aligned(self, ndim: int) -> tuple[int, ...]:
         return (1,) * (ndim - len(self.shape)) + self.shape
@@ -283,13 +327,14 @@ def _batch_norm(node: Any, index: int, leaf: Tensor, transposed: bool, epsilon: 
     if node._saved_training or node._saved_running_mean is None:
         return None
 
-    def normalized() -> Tensor:
-        x = node._saved_input
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        deviation = (node._saved_running_var + getattr(node, epsilon)).sqrt()
-        return (x - node._saved_running_mean.view(shape)) / deviation.view(shape)
+    spatial = node._saved_input.dim() - 2
 
-    return _on_channels(node._saved_input.dim() - 2, leaf, normalized if index == 1 else None)
+    def centered() -> Tensor:
+        return node._saved_input - node._saved_running_mean.view(-1, *[1] * spatial)
+
+    if index != 1:
+        return _on_channels(spatial, leaf, None)
+    return _on_channels(spatial, leaf, centered, (node._saved_running_var + getattr(node, epsilon)).rsqrt())
 
 
 def _layer_norm(node: Any, index: int, leaf: Tensor, transposed: bool) -> Site | None:
@@ -327,8 +372,8 @@ def _added(leaf: Tensor, transposed: bool, scale: float) -> Site | None:
     return None if transposed else Elementwise(tuple(leaf.shape), None if scale == 1 else lambda: scale)
 
 
-def _on_channels(spatial: int, leaf: Tensor, factor: Callable[[], Tensor | float] | None) -> Site:
-    return Elementwise((len(leaf), *[1] * spatial), factor)
+def _on_channels(spatial: int, leaf: Tensor, factor: Callable[[], Tensor] | None, scale: Tensor | None = None) -> Site:
+    return Elementwise((len(leaf), *[1] * spatial), factor, scale)
 
 
 def _signed(index: int) -> int:

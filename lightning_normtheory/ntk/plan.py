@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from lightning_normtheory.linalg.precision import device_for_float64
 from lightning_normtheory.measuring.memory import is_out_of_memory
@@ -18,14 +19,13 @@ from lightning_normtheory.ntk.factors import (
     GramCost,
     LeafFactors,
     Part,
-    Weight,
     add_parts,
     gram_cost,
     join,
     site_factors,
 )
 from lightning_normtheory.ntk.network import Leaf, Network, RecordingWeights
-from lightning_normtheory.ntk.parameter_uses import Use, parameter_uses, passes_on
+from lightning_normtheory.ntk.parameter_uses import Outer, Use, parameter_uses, passes_on
 from lightning_normtheory.ntk.sample_axis import SampleAxis, find_sample_axis
 from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS, Evidence, at_use
 
@@ -128,12 +128,15 @@ def _examine_uses(
     if gradients is None or scaled is None:
         return None
     plan.graph = _describe(uses)
-    plan.entries = sum(gradient.numel() for gradient in gradients) // samples
+    plan.entries = sum({use.edge: b.numel() for use, b in zip(uses, gradients)}.values()) // samples
+    found: dict[tuple[GradientEdge, tuple[int, ...]], SampleAxis | None] = {}
     for use, gradient, multiple in zip(uses, gradients, scaled):
-        axes = use.site.axes(gradient.dim()) if use.site is not None else ()
-        axis = find_sample_axis(gradient, multiple, factors, axes)
+        axes = tuple(use.site.axes(gradient.dim())) if use.site is not None else ()
+        if (use.edge, axes) not in found:  # a scale and a shift, for example, have the same
+            found[use.edge, axes] = find_sample_axis(gradient, multiple, factors, axes)
+        axis = found[use.edge, axes]
         with network.weights.in_backward():
-            seen = at_use(use, axis, [gradient], factors[:1], samples, torch.arange(samples, device="cpu"))
+            seen = at_use(use, axis, [gradient], factors[:1], samples, None)
         plan.axes.append(axis)
         plan.evidence.at_uses.append(seen)
     return gradients
@@ -224,15 +227,12 @@ def leaf_factors(
     """Join the gradients of all uses, one for each output; ``None`` if the structure does not give them."""
     collected = []
     for use, axis, gradients in uses:
-        if use.site is None or axis is None:
+        if use.site is None or axis is None or (leaf.weight_norm is not None and not isinstance(use.site, Outer)):
             return None
         result = weights.result(use.edge.node) if leaf.weight_norm is not None else None
         with weights.in_backward():  # reading what was saved makes a checkpoint run its forward pass again
             collected.append(site_factors(use.site, axis, samples, gradients, folded=folded, result=result))
-    if not collected:
-        return None
-    factors = join(collected)
-    return factors if leaf.weight_norm is None or isinstance(factors, Weight) else None
+    return join(collected) if collected else None
 
 
 def _coefficients(samples: int, like: Tensor) -> Tensor:

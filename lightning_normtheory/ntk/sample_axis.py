@@ -8,6 +8,7 @@ the gradient of that sample by the same factor, wherever it is in the tensor.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 __all__ = ["SampleAxis", "find_sample_axis"]
@@ -74,5 +75,5 @@ def find_sample_axis(gradient: Tensor, scaled: Tensor, factors: Tensor, axes: Se
 
 def _explains(candidate: SampleAxis, gradient: Tensor, scaled: Tensor, factors: Tensor) -> bool:
     before, after = (candidate.in_front(x, len(factors)).reshape(len(factors), -1) for x in (gradient, scaled))
-    expected = before * factors[:, None]
-    return bool(((after - expected).norm(dim=1) <= _TOL * expected.norm(dim=1)).all())
+    differences = torch.addcmul(after, before, factors[:, None], value=-1)
+    return bool((differences.norm(dim=1) <= _TOL * factors.abs() * before.norm(dim=1)).all())

@@ -97,6 +97,7 @@ def compute_kernel(task: KernelTask) -> tuple[GradientSource, Assembled]:
             processes=task.processes,
             divisor=task.divisor,
         )
+        source.release()
         if not isinstance(assembled, Refusal):
             return source, assembled
         refusals.add(assembled)
@@ -201,7 +202,8 @@ def _cost(task: KernelTask, source: GradientSource, cotangents: int, samples: in
     total = 0.0
     if isinstance(source, IndependentSamples):
         passes = sum(times * (count + fixed) for count, times in runs)
-        total += passes * (len(slices) + cotangents)
+        # A forward pass serves the next outputs of the same samples.
+        total += passes * ((len(slices) if len(portions) > 1 else 1) + cotangents)
         repeated = sum(times * count for count, times in runs)
         total += cotangents * sum(each.of(samples, repeated) for each in source.plan.gram) / forward
         if source.one_by_one:

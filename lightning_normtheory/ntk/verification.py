@@ -56,20 +56,26 @@ def _close(found: Tensor, expected: Tensor) -> bool:
     """Compare up to the rounding of products in another order; accept everything where values are not finite."""
     if expected.numel() == 0:
         return True
-    difference, scale = (found - expected).abs().max(), expected.abs().max()
+    difference, scale = _largest(found - expected), _largest(expected)
     return not bool(difference > 10 * torch.finfo(expected.dtype).eps ** 0.5 * scale)
+
+
+def _largest(x: Tensor) -> Tensor:
+    low, high = (x.abs() if x.is_complex() else x).aminmax()
+    return torch.maximum(-low, high)
 
 
 @torch.no_grad()
 def at_use(
-    use: Use, axis: SampleAxis | None, gradients: Sequence[Tensor], weights: Tensor, samples: int, which: Tensor
+    use: Use, axis: SampleAxis | None, gradients: Sequence[Tensor], weights: Tensor, samples: int, which: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Σ_c weight_c gradient_c of some samples at a use and, for a weight, the input of its layer.
+    """Σ_c weight_c gradient_c of some samples, ``None``: all, at a use and, for a weight, the input of its layer.
 
     Nothing if the axis of the samples is unknown.
     """
     if axis is None:
         return ()
-    which = which.to(weights.device)  # once, not for each gradient
-    mixed = torch.stack([w * axis.in_front(b, samples)[which] for w, b in zip(weights, gradients)]).sum(0)
-    return (mixed, use.site.entering(axis, samples)[which]) if isinstance(use.site, Outer) else (mixed,)
+    chosen = slice(None) if which is None else which.to(weights.device)  # once, not for each gradient
+    each = [w * axis.in_front(b, samples)[chosen] for w, b in zip(weights, gradients)]
+    mixed = torch.stack(each).sum(0) if len(each) > 1 else each[0]
+    return (mixed, use.site.entering(axis, samples)[chosen]) if isinstance(use.site, Outer) else (mixed,)

@@ -90,6 +90,20 @@ class Merged(nn.Module):
         return self.linear(self.conv(x.flatten(0, 1)[:, None]).tanh().flatten(1).view(n, t, -1)).sum(1)
 
 
+class MergedDepthwise(nn.Module):
+    """A depthwise convolution that two of several axes share, used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(2, 2, 2, padding=1, groups=2)
+        self.linear = nn.Linear(10, 3)
+
+    def forward(self, x):
+        n, t = x.shape[:2]
+        h = self.conv(self.conv(x.flatten(0, 1)).tanh())
+        return self.linear(h.tanh().flatten(1).view(n, t, -1)).sum(1)
+
+
 class Checkpointed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -133,12 +147,33 @@ def weight_norm_of(layer, form, dim, features):
 
 
 GROUPED = partial(nn.Conv2d, 4, 6, (2, 3), stride=(1, 2), padding=(1, 0), dilation=(2, 1), groups=2)
+DEPTHWISE = partial(nn.Conv2d, 3, 6, 3, stride=2, padding=2, dilation=2, groups=3)
 TRANSPOSED = partial(nn.ConvTranspose2d, 4, 6, 2, stride=2, padding=1, output_padding=1, groups=2, dilation=2)
 
 # Models whose structure gives all gradients.
 STRUCTURED = {
     "grouped-conv": Model(lambda: head(GROUPED(), 6 * 4 * 2), (4, 4, 5)),
     "depthwise-conv": Model(lambda: head(nn.Conv1d(3, 6, 2, groups=3), 18), (3, 4)),
+    "depthwise-conv-2d": Model(lambda: head(DEPTHWISE(), 6 * 3 * 3), (3, 5, 5)),
+    "depthwise-conv-reflect": Model(
+        lambda: head(nn.Conv2d(3, 3, (3, 2), padding=1, groups=3, padding_mode="reflect"), 60), (3, 4, 4)
+    ),
+    "depthwise-conv-3d": Model(lambda: head(nn.Conv3d(2, 2, 2, groups=2), 16), (2, 3, 3, 3)),
+    "depthwise-conv-transposed": Model(lambda: head(nn.ConvTranspose1d(3, 6, 3, 2, groups=3), 54), (3, 4)),
+    "depthwise-conv-merged": Model(MergedDepthwise, (2, 2, 3)),
+    "depthwise-conv-bn": Model(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 4, 3, padding=1, groups=2, bias=False), nn.BatchNorm2d(4), nn.ReLU6()),
+            *(nn.Conv2d(4, 3, 1, bias=False), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(27, 3)),
+        ),
+        (2, 3, 3),
+        coupled=True,
+    ),
+    **{
+        f"wn-depthwise-conv-{form}-dim-{dim}": Model(partial(weight_norm_of, DEPTHWISE, form, dim, 54), (3, 5, 5))
+        for form in WEIGHT_NORM_FORMS
+        for dim in (0, 1, None)
+    },
     "circular-conv": Model(lambda: head(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), 48), (2, 4, 4)),
     "same-conv": Model(lambda: head(nn.Conv1d(2, 3, 4, padding="same"), 15), (2, 5)),
     "conv-3d": Model(lambda: head(nn.Conv3d(1, 2, 2), 16), (1, 3, 3, 3)),

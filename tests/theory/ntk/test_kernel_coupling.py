@@ -1,5 +1,6 @@
 """Samples that interact, or whose order or number inside the network differs from the input."""
 
+import itertools
 import warnings
 
 import pytest
@@ -8,9 +9,10 @@ from torch import nn
 
 from lightning_normtheory import empirical_ntk
 from lightning_normtheory.measuring.processes import Processes
-from lightning_normtheory.ntk import memory
+from lightning_normtheory.ntk import assembly, memory
 from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 from lightning_normtheory.ntk.gradients import IndependentSamples
+from lightning_normtheory.ntk.memory import Portion
 from lightning_normtheory.ntk.verification import SAMPLES_INTERACT, STRUCTURE_DIFFERS
 
 from support.models import MODELS, Graph
@@ -158,6 +160,28 @@ def test_samples_sorted_inside(order, copies):
     x, _ = MODELS["mlp"].data(6 * copies)
     x[:, 0] = torch.tensor(order * copies) + 10 * torch.arange(6 * copies) // 6
     assert_equal(quiet_kernel(model, x), dense_kernel(model, x, "trace"))
+
+
+@pytest.mark.parametrize("outputs", [[3], [1, 2], [1, 1, 1]], ids=str)
+@pytest.mark.parametrize("portions", [1, 2])
+def test_samples_sorted_inside_with_some_outputs_at_once(portions, outputs, monkeypatch):
+    """Neighbors are exchanged in a batch, but the few samples that are tried by themselves keep their order."""
+
+    def connect(m, x):
+        index = x[:, 0].argsort()
+        return m.b(m.a(x[index]).tanh())[index.argsort()]
+
+    n = 24
+    slices = [slice(*each) for each in itertools.pairwise(itertools.accumulate(outputs, initial=0))]
+    samples = [Portion(0, slice(first, first + n // portions), first) for first in range(0, n, n // portions)]
+    monkeypatch.setattr(assembly, "portions_within_limit", lambda *_, **__: (slices, samples))
+    model = Graph(connect, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    x, _ = MODELS["mlp"].data(n)
+    x[:, 0] = torch.arange(n).view(-1, 2).flip(1).flatten()
+    x[0, 0], x[1, 0] = 0, 1  # the first sample is tried
+    found = quiet_kernel(model, x)
+    assert found.one_by_one
+    assert_equal(found, dense_kernel(model, x, "trace"))
 
 
 @pytest.mark.parametrize("lengths", [[2, 2, 2, 2, 1], [2, 1, 2, 1, 2], [1, 1, 1, 1, 1]], ids=str)

@@ -8,10 +8,10 @@ from torch import nn
 
 from lightning_normtheory import empirical_ntk
 from lightning_normtheory.model.batches import SampleBatch
-from lightning_normtheory.ntk import gradients, gram, memory
+from lightning_normtheory.ntk import gradients, gram, memory, parameter_uses
 from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 
-from support.models import MODELS, Graph
+from support.models import MODELS, WEIGHT_NORM_FORMS, Graph
 from support.oracles import contract, dense_kernel, jacobian
 from support.theory.hessian_cases import without_dropout
 from support.theory.kernel_cases import KERNEL_MODELS, ONE_BY_ONE, PARTS, SINGULAR, STRUCTURED, assert_equal, whole
@@ -97,6 +97,62 @@ def test_both_ways_to_a_gram_matrix(name, outputs, positions, monkeypatch):
     monkeypatch.setattr(gram, "_cost_of_positions", lambda *_, **__: 0.0 if positions else 2.0)
     monkeypatch.setattr(gram, "_cost_of_gradients", lambda *_, **__: 1.0)
     assert_equal(empirical_ntk(model, x, outputs=outputs), dense_kernel(model, x, outputs))
+
+
+GROUPED = [name for name in STRUCTURED if "depthwise" in name or "grouped" in name or "transposed-conv-2d" in name]
+
+
+@pytest.fixture
+def formed(monkeypatch):
+    """Form gradients of groups directly however few positions there are; the numbers of samples of which they were."""
+    samples = []
+    original = parameter_uses.Convolution.gradients
+    monkeypatch.setattr(parameter_uses, "_LOOP", 0)
+    monkeypatch.setattr(
+        parameter_uses.Convolution,
+        "gradients",
+        lambda self, axis, n, b: samples.append(n) or original(self, axis, n, b),
+    )
+    return samples
+
+
+@pytest.mark.parametrize("outputs", ["full", "trace", "sum"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_gradients_of_groups_are_formed_directly(name, outputs, formed):
+    case = KERNEL_MODELS[name]
+    model, (x, _) = case.make().eval(), case.data(11)
+    assert_equal(empirical_ntk(model, x, outputs=outputs), dense_kernel(model, x, outputs))
+    assert 11 in formed
+
+
+@pytest.mark.parametrize("batches", [[1], [4, 4, 1]])
+@pytest.mark.parametrize("name", GROUPED)
+def test_gradients_of_groups_in_batches(name, batches, formed, monkeypatch):
+    """One sample, a short last batch, and portions of two samples."""
+    case = KERNEL_MODELS[name]
+    model, (x, _) = case.make().eval(), case.data(sum(batches))
+    expected = dense_kernel(model, x, "trace")
+    assert_equal(tangent_kernel_of_batches(model, whole(x.split(batches))), expected)
+    monkeypatch.setattr(memory, "MEMORY_LIMIT", 8 * 600)
+    assert_equal(tangent_kernel_of_batches(model, whole(x.split(batches))), expected)
+    assert formed
+
+
+@pytest.mark.parametrize("outputs", ["full", "trace"])
+@pytest.mark.parametrize("frozen", ["g", "v", None])
+def test_images_of_different_sizes(outputs, frozen, monkeypatch):
+    """The gradients of the large ones are formed directly, those of the small ones are not."""
+    torch.manual_seed(0)
+    conv = WEIGHT_NORM_FORMS["hook"](nn.Conv2d(2, 4, 2, groups=2))
+    model = nn.Sequential(conv, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)).double()
+    if frozen is not None:
+        getattr(conv, f"weight_{frozen}").requires_grad_(False)
+    monkeypatch.setattr(parameter_uses, "_LOOP", 10)
+    sizes = [torch.randn(3, 2, size, size, dtype=torch.float64) for size in (3, 5)]
+    found = tangent_kernel_of_batches(model, whole(sizes), outputs=outputs)
+    assert not found.one_by_one
+    expected = contract(torch.cat([jacobian(model, x)[1] for x in sizes]), outputs)
+    assert (found.kernel - expected).norm() <= 1e-10 * expected.norm()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
