@@ -1,13 +1,9 @@
 """`HessianTopEigenvalue`: the largest eigenvalue of the loss's Hessian, and the edge of stability."""
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from lightning_normtheory.callbacks.engine.base import DiagnosticCallback
 from lightning_normtheory.callbacks.engine.cost import GRAPH, PRODUCT, Sizes, products_cost
@@ -17,10 +13,10 @@ from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.hessian.bracket import Bracket, bracket_of_set
 from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
-from lightning_normtheory.hessian.eigenvalues import Eigenpair, Method, check_options, leading_eigenpairs
-from lightning_normtheory.hessian.operator import LossHessian, Memory
+from lightning_normtheory.hessian.eigenvalues import Eigenpair, Method, check_options
+from lightning_normtheory.hessian.operator import Memory
+from lightning_normtheory.hessian.warm_start import WarmStart, follow_top_eigenvalue
 from lightning_normtheory.linalg.sampling import Estimate
-from lightning_normtheory.model.parameters import FlatParameters
 from lightning_normtheory.record.wording import first_lines
 
 __all__ = ["HessianTopEigenvalue"]
@@ -28,8 +24,6 @@ __all__ = ["HessianTopEigenvalue"]
 _LAMBDA = "hessian_lambda_max"
 _RAYLEIGH = "hessian_rayleigh_train"
 _PREDICTOR = "predictor_hessian_norm"
-# Five bits of exponent, two of mantissa: an error of about 7 % of the vector; the start also gets 30 % of noise.
-_SHORT = torch.float8_e5m2
 # The products that λ_max usually takes: more in the first measurement, fewer in later ones. Those of the predictor's
 # Hessian, and how much longer they take for a single sample than in a batch.
 _PRODUCTS: dict[Method, int] = {"lanczos": 10, "power": 20}
@@ -94,10 +88,8 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         self._names = names
         self._options: dict[str, Any] = {"method": method, "tol": tol, "max_hvps": max_hvps}
         self._memory = memory
-        # The last eigenvector, by parameter name, in a byte per entry: a start needs no more digits, and every
-        # checkpoint holds it. An uninterrupted run starts from the same rounded vector. No changed setting drops it,
-        # since the result does not depend on it.
-        self._vector: dict[str, Tensor] = {}
+        # No changed setting drops it: it is a start only.
+        self._start = WarmStart()
         self._measured = 0
         self._warned = False
 
@@ -106,14 +98,14 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         return products_cost(min(_PRODUCTS[self._options["method"]], self._options["max_hvps"]), self._memory) + others
 
     def hessian_request(self) -> HessianRequest:
-        return HessianRequest(partial(_top_eigenpair, last=self._vector, options=self._options), self._memory)
+        return HessianRequest(partial(follow_top_eigenvalue, last=self._start, **self._options), self._memory)
 
     def measure(self, measurement: Measurement) -> dict[str, float]:
         answer = measurement.curvature.answer(self.key)
-        pair: Eigenpair = answer.value
+        pair: Eigenpair
+        pair, self._start = answer.value
         due = self._measured % _BRACKET == 0
         self._measured += 1
-        self._vector = _rounded(pair.vector)
         self.reasons = {}
         metrics = {
             _LAMBDA: pair.value,
@@ -157,10 +149,10 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"vector": self._vector, "measured": self._measured}
+        return {**self._start.state_dict(), "measured": self._measured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._vector = dict(state.get("vector", {}))
+        self._start = WarmStart.from_state_dict(state)
         self._measured = state.get("measured", 0)
 
 
@@ -211,29 +203,6 @@ def _along(measurement: Measurement, pair: Eigenpair) -> Bracket | str:
     )
 
 
-def _top_eigenpair(hessian: LossHessian, last: Mapping[str, Tensor], options: Mapping[str, Any]) -> Eigenpair:
-    start = partial(_warm_start, last, hessian.space) if _fits(last, hessian.space) else None
-    return leading_eigenpairs(hessian, 1, which="algebraic", start=start, **options)[0]
-
-
-def _rounded(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # Scaled to entries of order one: those of a unit vector with millions of entries are too small for eight bits.
-    scale = sum(part.numel() for part in vector.values()) ** 0.5
-    # As bytes, which every version of torch can save and load.
-    return {name: (part * scale).cpu().to(_SHORT).view(torch.uint8) for name, part in vector.items()}
-
-
-def _warm_start(vector: Mapping[str, Tensor], space: FlatParameters) -> Tensor:
-    """Return the last vector, without the parameters that have been frozen since."""
-    fitting = {name: p for name, p in space.parameters.items() if name in vector and vector[name].shape == p.shape}
-    return space.join({p: vector[name].view(_SHORT).to(space.dtype) for name, p in fitting.items()})
-
-
-def _fits(vector: Mapping[str, Tensor], space: FlatParameters) -> bool:
-    """Whether something is left of the last vector."""
-    return bool(vector) and 0 < float(_warm_start(vector, space).norm()) < math.inf
-
-
 def _edges(measurement: Measurement) -> dict[str, float]:
     """Return 2/η and the optimizers' own limits; empty if no optimizer has a learning rate."""
     theta = measurement.function.theta.values() if measurement.function.chosen else None
@@ -267,7 +236,8 @@ class HessianTopEigenvalue(DiagnosticCallback):
     """Logs the largest eigenvalue λ_max of ∇²L on the probe, by power iteration or Lanczos, and how far 2/η is from it.
 
     Exact on WeightNorm and BatchNorm, where PyTorch's own second derivatives are wrong. Each epoch starts from the
-    eigenvector of the previous one, which the checkpoint also holds.
+    eigenvector of the previous one, which the checkpoint also holds; with Lanczos from three vectors, in four bytes per
+    parameter, so that two products do where the Hessian changes little (`follow_top_eigenvalue`).
 
     Logged after every n-th epoch or step:
 

@@ -112,10 +112,10 @@ class NormTheory(DiagnosticCallback):
         kernel, distance = NTKLeastEigenvalueDiagnostic(**self._ntk, names=_NAMES), DisplacementDiagnostic()
         return [
             MinWeightNormDiagnostic(),
-            RSCRatioDiagnostic(),
             EdgeOfStabilityDiagnostic(),
             HessianTopEigenvalueDiagnostic(**self._hessian, names=_NAMES),
             *([HessianTraceDiagnostic(self.trace_hvps, memory=self._hessian["memory"])] if self.trace_hvps else []),
+            RSCRatioDiagnostic(),  # after the Hessian, whose graph also gives the gradients
             kernel,
             distance,
             LinearityDiagnostic(kernel, distance, every=_FEW_SAMPLES),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.autodiff.graph import refuse_reentrant_checkpoints
-from lightning_normtheory.linalg.inner_products import exact_dot
+from lightning_normtheory.linalg.inner_products import add_in_float64, exact_dot
 from lightning_normtheory.linalg.precision import device_for_float64
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.rng import isolated_rng
@@ -118,20 +118,23 @@ def gradients_of(
     )
 
 
-def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: float, sizes: Sequence[int]) -> None:
-    """Add weight·∇ in place to a flat vector (p,) of all parameters with these sizes.
+def add_gradients(total: Tensor, gradients: Sequence[Tensor | None], weight: float, sizes: Sequence[int]) -> Tensor:
+    """Add weight·∇ in place to a flat vector (p,) of all parameters with these sizes, and return ‖∇‖².
 
     The total is float64 for every dtype of the model, so that the sum does not depend on the split into batches.
 
     Example:
         >>> total = torch.zeros(3, dtype=torch.float64)
         >>> add_gradients(total, [torch.ones(2), None], 2.0, [2, 1])
+        tensor(2., dtype=torch.float64)
         >>> total
         tensor([2., 2., 0.], dtype=torch.float64)
     """
+    square = total.new_zeros(())
     for part, gradient in zip(total.split(list(sizes)), flat_gradients(gradients, total.device)):
         if gradient is not None:
-            part.add_(gradient, alpha=weight)
+            square += add_in_float64(part, gradient, weight)
+    return square
 
 
 def flat_gradients(gradients: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:

@@ -100,11 +100,11 @@ def rsc_ratio_train(
                 value = loss(output, y)
             n, row = count_output_samples(output), table[index * len(table) // len(found)]
             flat = flat_gradients(gradients_of(value, parameters, retain_graph=True), sums[0].device)
-            add_gradients(sums[0], flat, n, sizes)
-            add_to_table(row, sizes, samples=n, loss=value, loss_gradients=flat)
+            square = add_gradients(sums[0], flat, n, sizes)
+            add_to_table(row, sizes, samples=n, loss=value, loss_gradients=flat, loss_square=square)
             flat = flat_gradients(gradients_of(output.sum(), parameters), sums[0].device)
-            add_gradients(sums[1], flat, 1, sizes)
-            add_to_table(row, sizes, outputs=output.numel(), predictor_gradients=flat)
+            square = add_gradients(sums[1], flat, 1, sizes)
+            add_to_table(row, sizes, outputs=output.numel(), predictor_gradients=flat, predictor_square=square)
     totals = table[:, :_COLUMNS].sum(0).tolist()
     if totals[_SAMPLES] == 0:
         raise ValueError("Expected at least one sample, but the batches hold none.")
@@ -132,25 +132,24 @@ def add_to_table(
     samples: float = 0,
     loss: Tensor | None = None,
     loss_gradients: Sequence[Tensor | None] = (),
+    loss_square: Tensor | float = 0.0,
     outputs: float = 0,
     predictor_gradients: Sequence[Tensor | None] = (),
+    predictor_square: Tensor | float = 0.0,
 ) -> None:
-    """Add a batch to the row of its group: its mean loss, the gradients of that, those of the sum of its outputs."""
+    """Add a batch to the row of its group: its mean loss, the gradients of that, those of the sum of its outputs, with
+    the squared norms of both, as `add_gradients` returns them."""
     if samples and loss is not None:
         row[_SAMPLES] += samples
         row[_LOSS] += samples * loss.detach().to(row.device)
-        row[_LOSS_SQUARE] += samples * _square(loss_gradients)
+        row[_LOSS_SQUARE] += samples * loss_square
         row[_LOSS_UNITS] += 1
         add_sketch(row[_COLUMNS : _COLUMNS + SKETCH], loss_gradients, sizes, samples)
     if outputs:
         row[_OUTPUTS] += outputs
-        row[_OUTPUT_SQUARE] += _square(predictor_gradients) / outputs
+        row[_OUTPUT_SQUARE] += predictor_square / outputs
         row[_OUTPUT_UNITS] += 1
         add_sketch(row[_COLUMNS + SKETCH :], predictor_gradients, sizes, 1.0)
-
-
-def _square(gradients: Sequence[Tensor | None]) -> Tensor | float:
-    return sum(torch.linalg.vector_norm(each, dtype=torch.float64).square() for each in gradients if each is not None)
 
 
 def why_no_estimate(table: Tensor, left_out: float) -> str:

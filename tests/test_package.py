@@ -6,6 +6,7 @@ import doctest
 import graphlib
 import importlib
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -331,9 +332,11 @@ def test_the_wheel_works_from_another_directory(wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs_without_its_peers():
+def test_the_benchmark_runs_without_its_peers(tmp_path):
     """On its smallest model, as a user would, from the checkout."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks", "hessian", "ntk", "--case", "tiny", "--runs", "1"]
+    what, file = ("hessian", "ntk", "limits"), tmp_path / "figures.jsonl"
+    options = ("--case", "tiny", "--runs", "1", "--busy", "--output", str(file))
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks", *what, *options]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     for part in (
@@ -342,5 +345,31 @@ def test_the_benchmark_runs_without_its_peers():
         "ours, power, cold",
         "curvlinops",
         "ours, float64, all parts",
+        "λ_max, warm",
+        "tangent kernel, all parts",
     ):
         assert part in result.stdout
+    about, *figures = map(json.loads, file.read_text().splitlines())
+    assert {"command", "versions", "cpu", "threads"} <= about.keys()
+    assert {"limits, tiny", "tiny: top eigenvalue, 1 networks with a start each, median (worst)"} <= {
+        each["table"] for each in figures
+    }
+
+
+def test_the_benchmark_counts_second_derivatives_and_fits_exponents(monkeypatch):
+    """By hand: x (n, d) through W (k, d) and the square loss; the gradient, then its derivative along a vector."""
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.scaling.axes import power
+    from benchmarks.scaling.counting import Counter as Operations
+
+    n, d, k = 7, 5, 3
+    x, weight, vector = torch.ones(n, d), torch.ones(k, d, requires_grad=True), torch.ones(k, d)
+    with Operations() as counter:
+        (gradient,) = torch.autograd.grad((x @ weight.T).square().sum(), weight, create_graph=True)
+        first = counter.flops
+        torch.autograd.grad(gradient, weight, vector)
+    assert first == 2 * 2 * n * d * k  # forward, and the gradient of the weights
+    assert counter.flops - first == 2 * 2 * n * d * k  # the same for the tangents
+    assert counter.peak >= counter.live >= gradient.nbytes
+    slope, error = power([1, 2, 4], [3, 12, 48])
+    assert (slope, error) == pytest.approx((2, 0), abs=1e-12)

@@ -17,6 +17,7 @@ from lightning_normtheory.callbacks.engine.schedule import Schedule
 from lightning_normtheory.callbacks.engine.state import changed_settings, stored_once
 from lightning_normtheory.callbacks.measurement.function import BatchFunction, MeasuredFunction
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
+from lightning_normtheory.callbacks.measurement.passes import Passes
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.callbacks.samples.probe import Probe
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
@@ -101,6 +102,11 @@ class DiagnosticCallback(FitCallback):
     def make_diagnostics(self) -> list[Diagnostic]:
         """Create the diagnostics for a new fit."""
         return [diagnostic() for diagnostic in self.diagnostics]
+
+    @property
+    def passes(self) -> Passes:
+        """The passes through the network of the last measurement, in this process; ``print`` shows them as a table."""
+        return self._fit.passes
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -205,6 +211,7 @@ class DiagnosticCallback(FitCallback):
             validation=self._validation_probe,
             facts=self._facts,
             hessian_requests={key: request for key, request in requests.items() if request is not None},
+            wants_gradients=any("rsc" in each.shared for each in self._active),
             strict=self.on_error == "raise",
         )
 

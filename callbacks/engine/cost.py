@@ -51,7 +51,7 @@ class Sizes(NamedTuple):
 # Quantities of a `Measurement` that several diagnostics ask for, and that are computed once: their costs in G.
 SHARED: Mapping[str, Callable[[Sizes], float]] = MappingProxyType(
     {
-        "rsc": lambda sizes: 2.3 if sizes.outputs else 1.0,  # gradients of the loss and of the sum of the outputs
+        "rsc": lambda sizes: 1.8 if sizes.outputs else 1.0,  # one forward pass; gradients of loss and sum of outputs
         "problem": lambda sizes: 3 * FORWARD * sizes.share(min(2 * sizes.batch, 64)),
         "gap": lambda sizes: FORWARD * (1 + sizes.validation / sizes.probe) if sizes.validation else 0.0,
     }

@@ -206,6 +206,7 @@ class FitCallback(PlanningCallback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probe.release()
+        self._fit.workspace.clear()
         if self._validation_probe is not None:
             self._validation_probe.release()
         self._conclude(trainer)
@@ -228,6 +229,7 @@ class FitCallback(PlanningCallback):
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._fit.workspace.clear()
         if isinstance(exception, KeyboardInterrupt) or trainer.received_sigterm:  # show how far the run came
             self._conclude(trainer)
 

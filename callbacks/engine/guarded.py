@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from lightning_normtheory.callbacks.output.messages import say
 from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
 from lightning_normtheory.callbacks.samples.probe import Probe
 from lightning_normtheory.measuring.processes import FailedElsewhereError
+from lightning_normtheory.measuring.progress import listening
 
 __all__ = ["GuardedCallback"]
 
@@ -39,7 +41,7 @@ class GuardedCallback(ReportingCallback):
 
     def _start_all(self, measurement: Measurement) -> None:
         """Let every diagnostic measure what it compares with later."""
-        with self._progress(measurement.trainer) as progress:
+        with self._memory(measurement), self._progress(measurement.trainer) as progress:
             for diagnostic in self._active:
                 if diagnostic.key not in self._fit.unstarted:
                     progress.begin(diagnostic.title)
@@ -58,9 +60,11 @@ class GuardedCallback(ReportingCallback):
         metrics = measurement.metrics
         before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
         try:
-            with self._progress(measurement.trainer) as progress:
+            passes = self._fit.passes = measurement.function.passes
+            with self._memory(measurement), self._progress(measurement.trainer) as progress, listening(passes.step):
                 for diagnostic in self._active:
                     progress.begin(diagnostic.title)
+                    passes.begin(diagnostic.title)
                     metrics.update(self._measure_one(diagnostic, measurement))
         except BaseException:  # roll back: a checkpoint must not hold half a measurement
             for diagnostic, state in before:
@@ -80,6 +84,10 @@ class GuardedCallback(ReportingCallback):
             return dict.fromkeys((*diagnostic.metrics, *self._fit.logged.get(diagnostic.key, ())), math.nan)
         self._fit.logged[diagnostic.key] = tuple(measured)
         return measured
+
+    def _memory(self, measurement: Measurement) -> AbstractContextManager[None]:
+        """Keep the memory of large vectors for the next measurement, unless the user asks for little memory."""
+        return nullcontext() if measurement.curvature.saves_memory else self._fit.workspace.use()
 
     def _progress(self, trainer: Trainer) -> MeasurementProgress:
         report = partial(self._warn_once, "progress")

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from lightning_normtheory.callbacks.measurement.passes import Passes
+from lightning_normtheory.measuring.workspace import Workspace
 from lightning_normtheory.record.history import Axis
 
 __all__ = ["FitState", "Phase"]
@@ -38,6 +40,8 @@ class FitState:
         seconds: the time that each diagnostic has taken, by its key.
         unstarted: the diagnostics whose start ``max_overhead`` does not pay for, by key, with the reason.
         too_expensive: those that it never pays for, with the reason.
+        workspace: keeps the memory of large vectors.
+        passes: those of the last measurement.
     """
 
     phase: Phase = Phase.FRESH
@@ -52,3 +56,5 @@ class FitState:
     seconds: dict[str, float] = field(default_factory=dict)
     unstarted: dict[str, str] = field(default_factory=dict)
     too_expensive: dict[str, str] = field(default_factory=dict)
+    workspace: Workspace = field(default_factory=Workspace)
+    passes: Passes = field(default_factory=Passes)

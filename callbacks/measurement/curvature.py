@@ -3,7 +3,7 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+from lightning_normtheory.callbacks.measurement.gradients import GradientSums, ProbeGradients
 from lightning_normtheory.callbacks.measurement.kernels import Predictor
+from lightning_normtheory.callbacks.measurement.passes import GRAPH, PRODUCT
 from lightning_normtheory.callbacks.measurement.smaller_batches import (
     all_agree,
     cut_batches,
@@ -24,6 +26,7 @@ from lightning_normtheory.hessian.predictor import predictor_hessian
 from lightning_normtheory.linalg.inner_products import dot
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.measuring.memory import free_bytes, is_out_of_memory
+from lightning_normtheory.measuring.workspace import drop_free_memory
 from lightning_normtheory.model.checks import some_samples
 from lightning_normtheory.model.layers import with_batch_statistics
 
@@ -81,19 +84,76 @@ class PredictorCurvature(NamedTuple):
     by_output: Tensor
 
 
+class _SharedPass:
+    """Computes the losses for the graph of the gradient, and adds up what R and ‖ḡ‖² need of that graph."""
+
+    def __init__(self, function: MeasuredFunction, sums: GradientSums) -> None:
+        self._function, self._sums = function, sums
+        self._outputs: Tensor | None = None
+        self._finished = False
+
+    def loss_of(self, index: int) -> tuple[Tensor, int]:
+        batch = self._function.batches[index]
+        self._function.passes.add(GRAPH, batch.samples)
+        if self._finished:
+            loss = self._function.loss_of(batch)
+        else:
+            loss, self._outputs = self._function.loss_and_outputs(batch)
+        return loss, batch.samples if batch.counts else 0
+
+    def begin(self) -> None:
+        self._outputs = None  # with the graph of an attempt that failed
+        self._sums.begin()
+
+    def add(
+        self,
+        index: int,
+        loss: Tensor,
+        gradients: Sequence[Tensor | None],
+        differentiate: Callable[[Tensor], Sequence[Tensor | None]],
+    ) -> None:
+        outputs, self._outputs = self._outputs, None
+        self._sums.add(self._function.batches[index], loss, outputs, differentiate, gradients)
+
+    def result(self) -> ProbeGradients:
+        return self._sums.result()
+
+    def release(self) -> None:
+        """Free everything; from now on only losses are computed, for the graphs of later products."""
+        self._finished, self._outputs = True, None
+        self._sums.release()
+
+
 class Curvature:
     """Second derivatives on the probe in one epoch.
 
     Args:
         requests: what the epoch's diagnostics need of the Hessian, by their keys. All are evaluated on one operator, so
             that they share the gradient graph.
+        sums: makes the sums for what the gradients of that graph say, or none; ``None``: nobody asks for it.
+
+    Attributes:
+        gradients: what the gradients of the graph say, once it was built.
     """
 
-    def __init__(self, function: MeasuredFunction, requests: Mapping[str, HessianRequest]) -> None:
+    def __init__(
+        self,
+        function: MeasuredFunction,
+        requests: Mapping[str, HessianRequest],
+        sums: Callable[[], GradientSums | None] | None = None,
+    ) -> None:
+        self.gradients: ProbeGradients | None = None
         self._function = function
         self._requests = dict(requests)
+        self._sums = sums
+        self._sharing = False
         self._answers: dict[str, HessianAnswer] = {}
         self._alone = False
+
+    @property
+    def saves_memory(self) -> bool:
+        """Whether a request asks for little memory."""
+        return any(request.memory == "low" for request in self._requests.values())
 
     def answer(self, key: str) -> HessianAnswer:
         """Return the answer to the request of the diagnostic with this key.
@@ -114,12 +174,17 @@ class Curvature:
         whole = self._function.batches
         try:
             return self._evaluate_within_limit(requests)
+        except Exception:
+            if not self._sharing or self.gradients is not None:
+                raise
         finally:
             self._function.batches = whole
+        self._sharing = False  # what else was asked of the pass may have failed it
+        return self._evaluate(requests)
 
     def _evaluate_within_limit(self, requests: Mapping[str, HessianRequest]) -> dict[str, HessianAnswer]:
         attempts: list[tuple[Memory, int | None]] = [("high", None), ("low", None), ("low", _FEW_VECTORS)]
-        if not self._fits() or any(request.memory == "low" for request in requests.values()):
+        if not self._fits() or any(each.memory == "low" for each in requests.values()):
             attempts.pop(0)
         for memory, vectors in attempts[:-1]:
             try:
@@ -128,6 +193,7 @@ class Curvature:
                 if not is_out_of_memory(error):
                     raise
             gc.collect()  # outside the except clause, where the traceback still holds the memory
+            drop_free_memory()
         last = partial(self._on_operator, requests, *attempts[-1])
         if self._smaller_batches_help():
             return retry_smaller(self._function, last)
@@ -170,6 +236,7 @@ class Curvature:
             return LossHessian(function.theta, [loss]).graph_size()
 
     def _loss_of(self, batch: ProbeBatch) -> tuple[Tensor, int]:
+        self._function.passes.add(GRAPH, batch.samples)
         return self._function.loss_of(batch), batch.samples if batch.counts else 0
 
     def _on_operator(
@@ -179,12 +246,32 @@ class Curvature:
         losses = [partial(self._loss_of, batch) for batch in function.batches]
         answers = {}
         processes = function.processes
-        operator = LossHessian(function.theta, losses, memory=memory, vectors=vectors, processes=processes)
+        shared = self._shared_pass()
+        if shared is not None:
+            losses = [partial(shared.loss_of, index) for index in range(len(function.batches))]
+        operator = LossHessian(
+            function.theta, losses, memory=memory, vectors=vectors, processes=processes, observer=shared
+        )
+        begin = time.perf_counter()
         with function.measuring(), operator as hessian:
+            if shared is not None:
+                try:
+                    hessian.prepare()
+                    self.gradients = processes.run_on_all(shared.result)
+                finally:
+                    shared.release()
             for key, request in requests.items():
-                begin = time.perf_counter()
                 answers[key] = HessianAnswer(request.evaluate(hessian), time.perf_counter() - begin)
+                begin = time.perf_counter()
+            function.passes.add(PRODUCT, _samples(function.batches), hessian.products)
         return answers
+
+    def _shared_pass(self) -> "_SharedPass | None":
+        """Return what also adds up the gradients of the graph, if somebody asks for them; in the first attempt only."""
+        make, self._sums = self._sums, None
+        sums = None if make is None or self.saves_memory else make()
+        self._sharing = self._sharing or sums is not None
+        return None if sums is None else _SharedPass(self._function, sums)
 
     def along(self, vector: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int]:
         """Return vᵀH'v on training samples that are not in the probe: the share of each batch, or part of one, in these
@@ -205,6 +292,8 @@ class Curvature:
         with function.measuring():
             for index, batch in enumerate(function.batches):
                 losses = [lambda batch=batch: (function.loss_of(batch), batch.samples)]
+                function.passes.add(GRAPH, batch.samples)
+                function.passes.add(PRODUCT, batch.samples)
                 with LossHessian(function.theta, losses) as hessian:
                     v = hessian.space.flatten(vector)
                     curvature = dot(v, hessian @ v) / dot(v, v)
@@ -261,3 +350,7 @@ class Curvature:
         pairs = function.processes.sum(pairs)
         norm, residual = pairs[pairs[:, 0].argmax()].tolist()
         return PredictorCurvature(norm, residual, function.processes.sum(table))
+
+
+def _samples(batches: Sequence[ProbeBatch]) -> int:
+    return sum(batch.samples for batch in batches if batch.counts)

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lightning_normtheory.callbacks.measurement.batch_parts import BatchParts, batch_parts, other_tensor, other_tensors
+from lightning_normtheory.callbacks.measurement.passes import FORWARD, Passes
 from lightning_normtheory.callbacks.measurement.ranks import processes_of
 from lightning_normtheory.callbacks.samples.batch_contents import describe
 from lightning_normtheory.callbacks.samples.probe import Probe, ProbeBatch
 from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.manual_step import ManualStep, StopStep, with_inner
-from lightning_normtheory.callbacks.step.predictor import captured_inputs, captured_output
+from lightning_normtheory.callbacks.step.predictor import captured_inputs, captured_output, output_in_passing
 from lightning_normtheory.callbacks.step.silence import muted
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, choose_parameters
 from lightning_normtheory.callbacks.step.training_step import call_training_step, training_step_loss
@@ -65,6 +66,7 @@ class MeasuredFunction:
         training_samples: n, see `Probe`.
         left_out: the fraction of the training set that is not in the probe, see `Probe`.
         weighted: whether it was drawn with different probabilities.
+        passes: the passes that were made so far.
         reset_state: inside `measuring`, resets the model before the next forward pass, see `preserve_state`.
     """
 
@@ -91,6 +93,7 @@ class MeasuredFunction:
         self._other_batches = partial(probe.other_batches, trainer.global_rank, trainer.world_size)
         self.user_loss, self.user_predict = loss, predict
         self.findings = findings
+        self.passes = Passes(sum(batch.samples for batch in self.batches if batch.counts))
         self._parameters = parameters
         self.chosen_stats = batch_stats
 
@@ -119,6 +122,11 @@ class MeasuredFunction:
         """``batch_stats`` of the function that predicts: running statistics where all layers keep them."""
         tracked = all(layer.running_mean is not None for layer in batch_norm_layers(self.model).values())
         return self.chosen_stats if self.chosen_stats is not None or not tracked else False
+
+    @property
+    def predicts_as_trained(self) -> bool:
+        """Whether the function that predicts is the one that is trained: no BatchNorm has other statistics there."""
+        return self.chosen_stats is not None or not batch_norm_layers(self.model)
 
     def hold_statistics(self) -> None:
         """Inside `measuring`: hold the statistics of BatchNorm constant, at those of the probe, so that samples are
@@ -184,8 +192,20 @@ class MeasuredFunction:
 
     def loss_of(self, batch: ProbeBatch) -> Tensor:
         """Return the mean loss of a probe batch, a scalar; inside `measuring`."""
+        self.passes.add(FORWARD, batch.samples)
         with self.fresh(batch):
             return self.loss_on(self.on_device(batch), batch.index)
+
+    def loss_and_outputs(self, batch: ProbeBatch) -> tuple[Tensor, Tensor | None]:
+        """Return `loss_of`, and the outputs (samples, …) in its graph; ``None`` if that pass does not have them."""
+        call = self.findings.call
+        if self.user_predict is not None or call is None:
+            return self.loss_of(batch), None
+        self.passes.add(FORWARD, batch.samples)
+        with self.fresh(batch):
+            data = self.on_device(batch)
+            loss, outputs = output_in_passing(self.model, call, partial(self.loss_on, data, batch.index))
+        return loss, outputs if outputs is not None and outputs.requires_grad else None
 
     def loss_on(self, data: Any, index: int) -> Tensor:
         """Return the mean loss of a batch on the device; ``index`` is its ``batch_idx``."""
@@ -260,6 +280,7 @@ class MeasuredFunction:
             raise TypeError(
                 f"Expected floating-point outputs (samples, outputs), but got {output.dtype} {describe(output)}."
             )
+        self.passes.add(FORWARD, len(output))
         return output
 
     def run_loss(self, data: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_normtheory.callbacks.measurement.function import RETURNS, MeasuredFunction
+from lightning_normtheory.callbacks.measurement.passes import FORWARD
 from lightning_normtheory.callbacks.samples.batch_contents import describe
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
@@ -71,12 +72,15 @@ class GapMetric(Metric):
         return Gap(train, validation, validation - train)
 
 
-def measure_gap(function: MeasuredFunction, probe: ValidationProbe | None) -> Gap | None:
+def measure_gap(
+    function: MeasuredFunction, probe: ValidationProbe | None, *, train_loss: float | None = None
+) -> Gap | None:
     """Measure both losses with the function that predicts: BatchNorm uses its running statistics where it has some,
     unless the callback's ``batch_stats`` says otherwise.
 
     Args:
         probe: the validation samples; ``None``, or without batches, while the run has no validation data.
+        train_loss: the loss of the training probe with the function that predicts, if it is known.
 
     Raises:
         ValueError: that names the remedy, if the loss cannot be computed on a validation batch.
@@ -86,7 +90,7 @@ def measure_gap(function: MeasuredFunction, probe: ValidationProbe | None) -> Ga
     metric = GapMetric(**function.summing).to(function.sum_device)
     unseen = probe.batches(function.processes.rank, function.processes.count)
     with function.measuring(independent=True), function.without_graph():
-        for batch in function.batches:
+        for batch in function.batches if train_loss is None else ():
             tick("batch")
             loss = function.loss_of(batch)
             metric.update(batch.samples if batch.counts else 0, loss, validation=False)
@@ -94,7 +98,8 @@ def measure_gap(function: MeasuredFunction, probe: ValidationProbe | None) -> Ga
             tick("batch")
             loss = _validation_loss(function, batch)
             metric.update(batch.samples if batch.counts else 0, loss, validation=True)
-    return metric.compute()
+    gap = metric.compute()
+    return gap if train_loss is None else Gap(train_loss, gap.validation_loss, gap.validation_loss - train_loss)
 
 
 def _validation_loss(function: MeasuredFunction, batch: ProbeBatch) -> Tensor:
@@ -102,6 +107,7 @@ def _validation_loss(function: MeasuredFunction, batch: ProbeBatch) -> Tensor:
         with function.fresh(batch):
             with _validating(function.trainer):
                 data = function.on_device(batch)
+            function.passes.add(FORWARD, batch.samples)
             return function.loss_on(data, batch.index)
     except Exception as error:
         if is_out_of_memory(error):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_normtheory.measuring.workspace import empty, give_back
 from lightning_normtheory.rsc import RSC, add_gradients, flat_gradients, rsc_from_sums
 from lightning_normtheory.rsc_train import add_to_table, spread_table
 
@@ -60,15 +61,16 @@ class RSCMetric(Metric):
     ) -> None:
         """Add a batch: its mean loss with the gradients, and those of the sum of its outputs, by parameter."""
         if self.loss_gradient_sum.dim() == 0:
-            self.loss_gradient_sum = self.loss_gradient_sum.new_zeros(sum(self._sizes))
-            self.predictor_gradient_sum = self.predictor_gradient_sum.new_zeros(sum(self._sizes))
+            self.loss_gradient_sum, self.predictor_gradient_sum = (
+                empty(sum(self._sizes), dtype=torch.float64, device=self.device).zero_() for _ in range(2)
+            )
         self.samples += samples
         self.outputs += outputs
         self.loss_sum += samples * loss.detach().to(self.device)
         loss_gradients = flat_gradients(loss_gradients, self.device)
         predictor_gradients = flat_gradients(predictor_gradients, self.device)
-        add_gradients(self.loss_gradient_sum, loss_gradients, samples, self._sizes)
-        add_gradients(self.predictor_gradient_sum, predictor_gradients, 1, self._sizes)
+        loss_square = add_gradients(self.loss_gradient_sum, loss_gradients, samples, self._sizes)
+        predictor_square = add_gradients(self.predictor_gradient_sum, predictor_gradients, 1, self._sizes)
         if self._groups:
             add_to_table(
                 self.table[group],
@@ -76,9 +78,16 @@ class RSCMetric(Metric):
                 samples=samples,
                 loss=loss,
                 loss_gradients=loss_gradients,
+                loss_square=loss_square,
                 outputs=outputs,
                 predictor_gradients=predictor_gradients,
+                predictor_square=predictor_square,
             )
+
+    def release(self) -> None:
+        """Free the sums: a metric is in reference cycles."""
+        give_back(self.loss_gradient_sum, self.predictor_gradient_sum)
+        self.reset()
 
     def compute(self) -> RSC:
         """Return the result over all batches and processes, and set ``cosine``, that between both gradients, and

@@ -11,6 +11,7 @@ import torch
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.workspace import drop_free_memory
 from lightning_normtheory.model.layers import with_batch_statistics
 
 __all__ = ["all_agree", "cut_batches", "cut_into_units", "retry_smaller"]
@@ -32,6 +33,7 @@ def retry_smaller(function: MeasuredFunction, measure: Callable[[], T]) -> T:
                 raise
             failure = error.with_traceback(None)  # the traceback would keep the memory in use
         gc.collect()  # so would reference cycles
+        drop_free_memory()
         if not _halve_batches(function):
             raise failure
 

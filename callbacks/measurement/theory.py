@@ -14,6 +14,7 @@ from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.callbacks.measurement.batch_parts import other_tensors
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.gradient_steps import gradient_steps
+from lightning_normtheory.callbacks.measurement.passes import FORWARD
 from lightning_normtheory.callbacks.samples.batch_contents import describe
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.linalg.precision import to_float64
@@ -205,6 +206,7 @@ class TheoryInputs:
                 if perturbed:
                     self._perturb()
                 outputs = function.outputs(function.model, inputs).detach()
+        function.passes.add(FORWARD, len(outputs))  # that of the loss
         return loss, outputs
 
     def _evaluate_some(

@@ -23,6 +23,7 @@ __all__ = [
     "captured_output",
     "depends_on",
     "find_call",
+    "output_in_passing",
 ]
 
 
@@ -82,12 +83,14 @@ class RecordedCalls:
     Args:
         stop_at: path and number of the call at which to stop the step, and whether before or after it; ``None``: record
             all calls.
+        go_on: capture the output of that call without stopping the step.
     """
 
-    def __init__(self, stop_at: tuple[str, int] | None = None, *, before: bool = False) -> None:
+    def __init__(self, stop_at: tuple[str, int] | None = None, *, before: bool = False, go_on: bool = False) -> None:
         self.calls: list[Call] = []
         self.captured: Any = None
-        self._stop_at, self._before = stop_at, before
+        self._versions: dict[int, int] = {}
+        self._stop_at, self._before, self._go_on = stop_at, before, go_on
         self._open: list[Call] = []
         self._numbers: dict[str, int] = {}
 
@@ -126,7 +129,15 @@ class RecordedCalls:
         if number != self._stop_at[1]:
             return forward(*args, **kwargs)
         self.captured = (args, kwargs) if self._before else forward(*args, **kwargs)
-        raise StopStep
+        if not self._go_on:
+            raise StopStep
+        self._versions = {id(x): x._version for _, x in tensors_in(self.captured) if not x.is_inference()}
+        return self.captured
+
+    def unchanged(self, call: CallOutput) -> bool:
+        """Whether the output that counts was captured, and nothing was written into it since."""
+        found = [] if self.captured is None else [get_item(self.captured, part.keys) for part in call.parts]
+        return bool(found) and all(not x.is_inference() and self._versions[id(x)] == x._version for x in found)
 
 
 def captured_inputs(model: nn.Module, call: CallOutput, step: Callable[[], Any]) -> tuple[tuple, dict[str, Any]]:
@@ -137,6 +148,22 @@ def captured_inputs(model: nn.Module, call: CallOutput, step: Callable[[], Any])
 def captured_output(model: nn.Module, call: CallOutput, step: Callable[[], Any]) -> Tensor:
     """Run a step up to the end of a call, and return the output that counts."""
     return call.select(_captured(model, call, step, before=False))
+
+
+def output_in_passing(model: nn.Module, call: CallOutput, step: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Run a whole step; return its result, and the output of the call that counts, in the same graph.
+
+    ``None`` if the call did not come, has an output of another form, or if the step has changed its output in place.
+    """
+    calls = RecordedCalls((call.path, call.number), go_on=True)
+    with calls.watching(model):
+        result = step()
+    try:
+        output = call.select(calls.captured) if calls.unchanged(call) else None
+    except Exception:  # noqa: BLE001  # of another form in this batch; the result does not depend on it
+        return result, None
+    usable = isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 0
+    return result, output if usable else None
 
 
 def _captured(model: nn.Module, call: CallOutput, step: Callable[[], Any], *, before: bool) -> Any:

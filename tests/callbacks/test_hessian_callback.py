@@ -84,8 +84,22 @@ def test_the_vector_is_in_the_checkpoint_in_one_byte_per_parameter(tmp_path):
     }
 
 
+def test_lanczos_keeps_four_bytes_per_parameter(tmp_path):
+    run = trainer([HessianTopEigenvalue(method="lanczos", on_error="raise")], max_epochs=1)
+    module = Descent()
+    run.fit(module, loader())
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    callbacks = torch.load(tmp_path / "one.ckpt", weights_only=True)["callbacks"]
+    (state,) = [value for key, value in callbacks.items() if key.startswith("HessianTopEigenvalue")]
+    vector = state["diagnostics"]["hessian_lambda_max"]["vector"]
+    assert {name: (v.shape, v.dtype) for name, v in vector.items()} == {
+        name: ((4, *p.shape), torch.uint8) for name, p in module.named_parameters()
+    }
+
+
 def resume(tmp_path, module, **arguments):
-    first = trainer([HessianTopEigenvalue(on_error="raise")], max_epochs=2, default_root_dir=tmp_path / "first")
+    callback = HessianTopEigenvalue(on_error="raise", **arguments)
+    first = trainer([callback], max_epochs=2, default_root_dir=tmp_path / "first")
     first.fit(Descent(), loader(shuffle=False))
     first.save_checkpoint(tmp_path / "two.ckpt")
     callback = HessianTopEigenvalue(on_error="raise", **arguments)
@@ -94,22 +108,25 @@ def resume(tmp_path, module, **arguments):
     return rows(tmp_path / "second")
 
 
-def test_a_resumed_run_gives_the_numbers_and_the_products_of_an_uninterrupted_one(tmp_path):
-    whole = fit(HessianTopEigenvalue(on_error="raise"), Descent(), epochs=4, default_root_dir=tmp_path / "whole")
-    resumed = resume(tmp_path, Descent())
+@pytest.mark.parametrize("method", ["power", "lanczos"])
+def test_a_resumed_run_gives_the_numbers_and_the_products_of_an_uninterrupted_one(tmp_path, method):
+    callback = HessianTopEigenvalue(method=method, on_error="raise")
+    whole = fit(callback, Descent(), epochs=4, default_root_dir=tmp_path / "whole")
+    resumed = resume(tmp_path, Descent(), method=method)
     for epoch in (2, 3):
         expected = {name: value for name, value in whole[epoch].items() if "seconds" not in name}
         assert {name: value for name, value in resumed[epoch].items() if "seconds" not in name} == expected
 
 
-def test_parameters_that_are_frozen_on_the_way(tmp_path):
+@pytest.mark.parametrize("method", ["power", "lanczos"])
+def test_parameters_that_are_frozen_on_the_way(tmp_path, method):
     """The last vector covers all remaining parameters; new ones start from the gradient and noise."""
 
     class Thaws(Descent):
         def on_train_epoch_start(self):
             self.net[0].requires_grad_(self.current_epoch % 2 == 1)
 
-    measured = fit(HessianTopEigenvalue(on_error="raise"), Thaws("plain"), epochs=4)
+    measured = fit(HessianTopEigenvalue(method=method, on_error="raise"), Thaws("plain"), epochs=4)
     assert all(row[f"{LAMBDA}_converged"] == 1.0 for row in measured.values())
 
 

@@ -88,6 +88,9 @@ def memory_run() -> None:
     class Limit(pl.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
             if trainer.current_epoch == 1:
+                for callback in trainer.callbacks:
+                    if isinstance(callback, HessianTopEigenvalue):
+                        callback._fit.workspace.clear()  # with the memory of its vectors, it could go on
                 size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_AS, (size + MARGIN, resource.RLIM_INFINITY))
 
