@@ -2,10 +2,28 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import cost, device, device_memory, first_step, hessian, memory, ntk, overhead, replay, trace, trainings
+from benchmarks import (
+    cost,
+    device,
+    device_memory,
+    first_step,
+    hessian,
+    limits,
+    memory,
+    ntk,
+    overhead,
+    replay,
+    results,
+    scaling,
+    steps,
+    suite,
+    trace,
+    trainings,
+)
 
 
 def main() -> None:
@@ -16,6 +34,9 @@ def main() -> None:
         nargs="*",
         default=["hessian", "trace", "ntk", "outputs", "memory", "overhead", "cost"],
         help="hessian, trace, ntk, outputs (kernels of many), memory, overhead, cost; default: all of these;"
+        " or limits, the costs that have one, or suite, that of NormTheory beside an epoch of other models,"
+        " or scaling, counted operations and memory against sizes,"
+        " or steps, how much longer they become;"
         " or first_step, trainings with many outputs; or replay, buffers of objects; or trainings, of other packages;"
         " or device, a report of whether everything works on a GPU; or device_memory, on a stand-in for one",
     )
@@ -30,7 +51,11 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="trainings whose name contains this; default: all")
     parser.add_argument("--limit", type=float, default=300, help="of first_step, in G: longer runs are stopped")
     parser.add_argument("--device", help="of the report; default: the accelerator of this machine")
+    parser.add_argument("--busy", action="store_true", help="limits: beside a process that copies memory")
+    parser.add_argument("--output", type=Path, help="write every single measurement to this file, as JSON Lines")
     arguments = parser.parse_args()
+    if arguments.output:
+        results.write_to(arguments.output)
     if "device" in arguments.what:
         try:
             chosen_device = device.choose(arguments.device)
@@ -42,10 +67,10 @@ def main() -> None:
     if "hessian" in arguments.what:
         for name in (name for name in chosen if name in hessian.CASES):
             console.print(hessian.cost_table(name))
-            console.print(hessian.comparison_table(name, arguments.runs))
+            hessian.compare(name, arguments.runs)
     if "trace" in arguments.what:
         for name in (name for name in chosen if name in hessian.CASES):
-            console.print(trace.table(name, arguments.runs))
+            trace.measure(name, arguments.runs)
     if "ntk" in arguments.what:
         for name in (name for name in chosen if name in ntk.CASES):
             console.print(ntk.cost_table(name, arguments.runs))
@@ -60,6 +85,17 @@ def main() -> None:
         console.print(overhead.table(arguments.epochs, arguments.steps))
     if "cost" in arguments.what:
         console.print(cost.table())
+    if "limits" in arguments.what:
+        limits.measure(arguments.runs, arguments.steps, arguments.busy, tiny=chosen == ["tiny"])
+    if "suite" in arguments.what:
+        suite.measure(arguments.epochs, arguments.only)
+    if "scaling" in arguments.what:
+        scaling.measure()
+        scaling.measure_resnet50()
+    if "steps" in arguments.what:
+        steps.measure()
+    for table in results.tables():
+        console.print(table)
     if "first_step" in arguments.what:
         console.print(first_step.table(arguments.only, arguments.limit))
     if "replay" in arguments.what:

@@ -20,12 +20,12 @@ from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.rsc import gradients_of
 
-__all__ = ["table"]
+__all__ = ["TOKENS", "Classifier", "Transformer", "table"]
 
 SAMPLES, PROBE, BATCH, CLASSES, TOKENS = 1024, 256, 64, 10, 100
 
 
-class _Classifier(pl.LightningModule):
+class Classifier(pl.LightningModule):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
@@ -49,7 +49,7 @@ class _LSTM(nn.Module):
         return self.head(self.lstm(self.embedding(x))[0][:, -1])
 
 
-class _Transformer(nn.Module):
+class Transformer(nn.Module):
     def __init__(self, width: int = 128) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(TOKENS, width), nn.Linear(width, CLASSES)
@@ -77,7 +77,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "WeightNorm MLP": (lambda: _mlp(weight_norm), (784,)),
     "CNN with BatchNorm": (_cnn, (3, 32, 32)),
     "LSTM": (_LSTM, (24,)),
-    "transformer": (_Transformer, (32,)),
+    "transformer": (Transformer, (32,)),
 }
 
 
@@ -133,7 +133,7 @@ def _fit(name: str) -> _Watched:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = pl.Trainer(max_epochs=2, callbacks=[callback], default_root_dir=folder, **QUIET)
-        trainer.fit(_Classifier(make()), DataLoader(data, BATCH, shuffle=True), DataLoader(data, BATCH))
+        trainer.fit(Classifier(make()), DataLoader(data, BATCH, shuffle=True), DataLoader(data, BATCH))
     return callback
 
 

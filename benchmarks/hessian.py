@@ -2,7 +2,7 @@
 
 import copy
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,13 +12,16 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from benchmarks.peers import PEERS, installed
+from benchmarks.results import record
 from benchmarks.timing import Timed, in_gradients, timed
-from lightning_normtheory import hessian_top_eigenvalue
+from lightning_normtheory import Eigenpair, hessian_top_eigenvalue
 from lightning_normtheory.hessian import hessian_operator
+from lightning_normtheory.hessian.eigenvalues import Method
+from lightning_normtheory.hessian.warm_start import WarmStart, follow_top_eigenvalue
 from lightning_normtheory.linalg.eigensolvers import lanczos
 from lightning_normtheory.recipes.datasets import FashionMNISTSlice
 
-__all__ = ["CASES", "comparison_table", "cost_table"]
+__all__ = ["CASES", "Subject", "compare", "cost_table", "images", "loss_function"]
 
 loss_function = nn.functional.cross_entropy
 
@@ -64,7 +67,7 @@ CASES = {
     "tiny": Case(tiny, 64),
 }
 # Our methods with the tolerance of the callbacks: the relative residual, whose square is the error of the eigenvalue.
-OURS = {"power": 1e-2, "lanczos": 1e-2}
+OURS: dict[Method, float] = {"power": 1e-2, "lanczos": 1e-2}
 
 
 def images() -> tuple[Tensor, Tensor]:
@@ -107,14 +110,16 @@ class Subject:
         """A long Lanczos run in float64."""
         model = copy.deepcopy(self.model).double()
         batches = [(self.x.double(), self.y)]
-        return hessian_top_eigenvalue(model, loss_function, batches, method="lanczos", tol=1e-7, max_hvps=200).value
+        return hessian_top_eigenvalue(model, loss_function, batches, method="lanczos", tol=1e-5, max_hvps=200).value
 
-    def solve(self, method: str, tol: float, seed: int, start: dict[str, Tensor] | None = None) -> Timed:
-        batches = [(self.x, self.y)]
-        options = {"method": method, "tol": tol, "seed": seed, "start": start, "max_hvps": 200}
-        return in_gradients(
-            self.gradient, lambda: hessian_top_eigenvalue(self.model, loss_function, batches, **options)
-        )
+    def solve(self, method: Method, tol: float, last: WarmStart) -> Timed:
+        """As the callbacks do."""
+
+        def follow() -> tuple[Eigenpair, WarmStart]:
+            with hessian_operator(self.model, loss_function, [(self.x, self.y)]) as hessian:
+                return follow_top_eigenvalue(hessian, last, method=method, tol=tol, max_hvps=200)
+
+        return in_gradients(self.gradient, follow)
 
     def epoch_of_small_steps(self, seed: int) -> None:
         self.model.train()
@@ -151,75 +156,45 @@ def _reorthogonalization(vector: Tensor) -> float:
     return (seconds - 24 * timed(lambda: diagonal * vector)) / 24
 
 
-class Results:
-    """Costs, errors and numbers of products by tool, over the runs."""
-
-    def __init__(self) -> None:
-        self.costs: dict[str, list[float]] = {}
-        self.errors: dict[str, list[float]] = {}
-        self.products: dict[str, list[int]] = {}
-        self.notes: dict[str, str] = {}
-
-    def add(self, tool: str, cost: float, error: float, products: int | None = None) -> None:
-        self.costs.setdefault(tool, []).append(cost)
-        self.errors.setdefault(tool, []).append(error)
-        if products is not None:
-            self.products.setdefault(tool, []).append(products)
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        for tool in sorted({*self.costs, *self.notes}, key=lambda tool: (not tool.startswith("ours"), tool)):
-            note = self.notes.get(tool, "")
-            if tool not in self.costs:
-                yield tool, "–", "–", "–", note
-                continue
-            costs, errors, products = self.costs[tool], self.errors[tool], self.products.get(tool)
-            counted = f"{statistics.median(products):.0f} ({max(products)})" if products else "–"
-            error = f"{statistics.median(errors):.1e} ({max(errors):.1e})"
-            yield tool, f"{statistics.median(costs):.1f} G ({max(costs):.1f})", counted, error, note
-
-
-def comparison_table(name: str, runs: int) -> Table:
-    """Every tool on several networks, from several starts: ours cold and warm, the peers cold."""
-    results = Results()
+def compare(name: str, runs: int) -> None:
+    """Record every tool on several networks, from several starts: ours cold and warm, the peers cold."""
+    table = f"{name}: top eigenvalue, {runs} networks with a start each, median (worst)"
     for seed in range(runs):
         subject = Subject(name, seed)
         truth = subject.true_value()
-        vectors = _run_ours(results, subject, truth, seed, "cold", {})
-        _run_peers(results, subject, truth, seed)
+        last = _run_ours(table, subject, truth, seed, "cold", {})
+        _run_peers(table, subject, truth, seed)
         subject.epoch_of_small_steps(seed)
-        _run_ours(results, subject, subject.true_value(), seed, "warm", vectors)
-    title = f"{name}: top eigenvalue, {runs} networks with a start each, median (worst)"
-    table = Table(title=title, title_justify="left")
-    for header in ("tool", "cost", "products", "true relative error", ""):
-        table.add_column(header, justify="left" if header in ("tool", "") else "right")
-    for row in results.rows():
-        table.add_row(*row)
-    return table
+        _run_ours(table, subject, subject.true_value(), seed, "warm", last)
 
 
 def _run_ours(
-    results: Results, subject: Subject, truth: float, seed: int, start: str, vectors: dict[str, dict[str, Tensor]]
-) -> dict[str, dict[str, Tensor]]:
-    """Our methods; returns the eigenvectors, to begin with next time."""
-    found = {}
+    table: str, subject: Subject, truth: float, seed: int, start: str, last: dict[Method, WarmStart]
+) -> dict[Method, WarmStart]:
+    """Our methods; returns what to begin with next time."""
+    left = {}
     for method, tol in OURS.items():
-        cost, pair = subject.solve(method, tol, seed, vectors.get(method))
-        results.add(f"ours, {method}, {start}", cost, abs(pair.value / truth - 1), pair.hvps)
-        found[method] = pair.vector
-    return found
+        cost, (pair, left[method]) = subject.solve(method, tol, last.get(method, WarmStart(seed=seed)))
+        row = f"ours, {method}, {start}"
+        record(table, row, "cost", cost)
+        record(table, row, "products", pair.hvps, "count")
+        record(table, row, "true relative error", abs(pair.value / truth - 1), "error")
+    return left
 
 
-def _run_peers(results: Results, subject: Subject, truth: float, seed: int) -> None:
+def _run_peers(table: str, subject: Subject, truth: float, seed: int) -> None:
     for package, solver in PEERS.items():
         release = installed(package)
-        results.notes[package] = release or "not installed"
+        row = f"{package} {release or ''}".strip()
         if release is None:
+            record(table, row, "cost", "not installed")
             continue
         torch.manual_seed(seed)
         solve = partial(solver, copy.deepcopy(subject.model), loss_function, subject.x, subject.y)
         try:
             cost, value = in_gradients(subject.gradient, solve)
         except Exception as error:  # noqa: BLE001  # what a peer cannot do belongs into the table
-            results.notes[package] = f"{release}: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
+            record(table, row, "cost", f"{type(error).__name__}: {str(error).splitlines()[0][:60]}")
         else:
-            results.add(package, cost, abs(value / truth - 1))
+            record(table, row, "cost", cost)
+            record(table, row, "true relative error", abs(value / truth - 1), "error")

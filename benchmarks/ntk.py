@@ -44,6 +44,12 @@ def resnet18() -> nn.Module:
     return resnet18(num_classes=10)
 
 
+def mobilenet() -> nn.Module:
+    from torchvision.models import mobilenet_v2
+
+    return mobilenet_v2(num_classes=10)
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, the shape of an input, the number of samples, and which tools have a chance."""
@@ -64,6 +70,7 @@ CASES = {
     "mlp": Case(lambda: mlp((784, 1024, 1024, 1), normalized=False), (784,), tools=_ALL),
     "wide-wn-mlp": Case(lambda: mlp((3072, 2048, 2048, 10)), (3072,)),
     "resnet18": Case(resnet18, (3, 32, 32), 128, tools=("float32", "float64")),
+    "mobilenet": Case(mobilenet, (3, 64, 64), 32, tools=("float32", "float64")),
     "many": Case(lambda: mlp((784, 1024, 1024, 1)), (784,), 4096, tools=("float32",)),
     "tiny": Case(lambda: mlp((8, 6, 2)), (8,), 16, tools=_ALL),
 }

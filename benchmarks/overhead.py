@@ -16,21 +16,21 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import QUIET
-from benchmarks.timing import timed
-from lightning_normtheory.callbacks import NormTheory
+from benchmarks.timing import unit
+from lightning_normtheory.callbacks import DiagnosticCallback, NormTheory
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.recipes.models import WeightNormMLP
+from lightning_normtheory.recipes.models.supervised import square_loss
 
-__all__ = ["STEPS", "table"]
+__all__ = ["PARTS", "STEPS", "Clocked", "TimedNormTheory", "fit", "images", "run", "table"]
 
 SAMPLES, BATCH = 50_000, 512
 STEPS = math.ceil(SAMPLES / BATCH)
 TARGET, AIM = 0.15, 0.10
 _INPUTS, _WIDTH, _CLASSES = 3072, 2048, 10
-_GRADIENTS = 5
 # Of all pixels of CIFAR-10's training images.
 _MEAN, _DEVIATION = 0.473, 0.251
-_PARTS = {
+PARTS = {
     "min_weight_norm": "weight norms",
     "rsc_ratio": "RSC ratio",
     "hessian_lambda_max": "Hessian",
@@ -56,15 +56,15 @@ class Epoch:
         return sum(self.parts.values())
 
 
-class TimedNormTheory(NormTheory):
-    """`NormTheory` that also takes the time of each diagnostic."""
+class Clocked(DiagnosticCallback):
+    """Before a callback among the base classes: also takes the time of each of its diagnostics."""
 
     def make_diagnostics(self) -> list[Diagnostic]:
         self._before = {"training": 0.0, "spent": 0.0}
         made = super().make_diagnostics()
-        parts = [_PARTS.get(diagnostic.key, diagnostic.key) for diagnostic in made]
-        self._seconds = dict.fromkeys(parts, 0.0)
-        for part, diagnostic in zip(parts, made):
+        named = {PARTS[diagnostic.key]: diagnostic for diagnostic in made if diagnostic.key in PARTS}
+        self._seconds = dict.fromkeys(named, 0.0)
+        for part, diagnostic in named.items():
             for method in ("start", "measure"):
                 setattr(diagnostic, method, self._clocked(part, getattr(diagnostic, method)))
         return made
@@ -88,11 +88,15 @@ class TimedNormTheory(NormTheory):
         return training, parts
 
 
+class TimedNormTheory(Clocked, NormTheory):
+    """`NormTheory` with a clock."""
+
+
 class Watch(pl.Callback):
     """Behind ours: takes the times of the start at the first batch, and those of each epoch at its end."""
 
-    def __init__(self, ours: TimedNormTheory, batch: tuple[Tensor, Tensor]) -> None:
-        self._ours, self._batch = ours, batch
+    def __init__(self, ours: TimedNormTheory, gradient: Callable[[Any], object]) -> None:
+        self._ours, self._gradient = ours, gradient
         self.start: dict[str, float] = {}
         self.epochs: list[Epoch] = []
 
@@ -103,14 +107,9 @@ class Watch(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         training, parts = self._ours.take()
         # Here and not in the middle of an epoch: this time is in neither account.
-        gradient = statistics.median(timed(lambda: self._gradient(pl_module)) for _ in range(_GRADIENTS))
+        gradient = unit(lambda: self._gradient(pl_module))
         products = float(trainer.callback_metrics["normtheory/hessian_lambda_max_hvps"])
         self.epochs.append(Epoch(training, parts, gradient, products))
-
-    def _gradient(self, model: WeightNormMLP) -> None:
-        x, y = self._batch
-        loss = (model(x) - torch.nn.functional.one_hot(y, _CLASSES)).square().sum(1).mean()
-        torch.autograd.grad(loss, list(model.parameters()))
 
 
 def images(samples: int) -> tuple[Tensor, Tensor]:
@@ -138,8 +137,18 @@ def run(epochs: int, steps: int) -> Watch:
     """Train and measure; the epochs have ``steps`` batches."""
     torch.manual_seed(0)
     x, y = images(min(SAMPLES, steps * BATCH))
+
+    def gradient(model: WeightNormMLP) -> object:
+        return torch.autograd.grad(square_loss(model(x[:BATCH]), y[:BATCH]), list(model.parameters()))
+
+    model = WeightNormMLP(_INPUTS, _WIDTH, depth=2, classes=_CLASSES)
+    return fit(model, DataLoader(TensorDataset(x, y), BATCH, shuffle=True), epochs, gradient)
+
+
+def fit(model: pl.LightningModule, loader: DataLoader, epochs: int, gradient: Callable[[Any], object]) -> Watch:
+    """Train with the clocks; ``gradient`` is the unit."""
     ours = TimedNormTheory(on_error="raise")
-    watch = Watch(ours, (x[:BATCH], y[:BATCH]))
+    watch = Watch(ours, gradient)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = pl.Trainer(
@@ -149,8 +158,7 @@ def run(epochs: int, steps: int) -> Watch:
             limit_val_batches=0,
             **QUIET,
         )
-        model = WeightNormMLP(_INPUTS, _WIDTH, depth=2, classes=_CLASSES)
-        trainer.fit(model, DataLoader(TensorDataset(x, y), BATCH, shuffle=True))
+        trainer.fit(model, loader)
     return watch
 
 

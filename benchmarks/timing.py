@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Timed", "in_gradients", "timed"]
+__all__ = ["Timed", "in_gradients", "timed", "unit"]
 
 
 class Timed(NamedTuple):
@@ -26,6 +26,12 @@ def in_gradients(gradient: Callable[[], Any], action: Callable[[], Any], repeats
     elapsed = time.perf_counter() - begin
     units += [timed(gradient) for _ in range(repeats)]
     return Timed(elapsed / statistics.median(units), result)
+
+
+def unit(gradient: Callable[[], Any], repeats: int = 5) -> float:
+    """Seconds of a gradient, the median after a first one."""
+    gradient()
+    return statistics.median(timed(gradient) for _ in range(repeats))
 
 
 def timed(action: Callable[[], Any]) -> float:
