@@ -27,13 +27,17 @@ __all__ = [
     "add_to_table",
     "rsc_of_set",
     "rsc_ratio_train",
+    "same_spread",
     "spread_table",
+    "table_of_grams",
     "why_no_estimate",
 ]
 
 # Batches beyond this number share a group: the errors then rest on so many groups.
 MOST_GROUPS = 32
 # The columns of a table before the sketches of both gradients.
+# Relative to the largest entry of a column: two ways to compute a table round differently.
+_SAME = 1e-3
 _SAMPLES, _LOSS, _LOSS_SQUARE, _LOSS_UNITS, _OUTPUTS, _OUTPUT_SQUARE, _OUTPUT_UNITS, _COLUMNS = range(8)
 
 
@@ -150,6 +154,63 @@ def add_to_table(
         row[_OUTPUT_SQUARE] += predictor_square / outputs
         row[_OUTPUT_UNITS] += 1
         add_sketch(row[_COLUMNS + SKETCH :], predictor_gradients, sizes, 1.0)
+
+
+def table_of_grams(
+    groups: Sequence[int],
+    samples: Sequence[int],
+    losses: Sequence[float],
+    loss_gram: Tensor,
+    outputs: int,
+    predictor_gram: Tensor,
+) -> Tensor:
+    """Make the table from the inner products of the gradients of single samples.
+
+    Args:
+        groups: the row of each unit of samples, a batch or a part of one, in order.
+        samples: the number of samples of each unit.
+        losses: the mean loss of each unit.
+        loss_gram: ⟨∇ℓ_i, ∇ℓ_j⟩ (n, n) of all samples.
+        outputs: k, of each sample.
+        predictor_gram: ⟨Σ_h ∇f_h(x_i), Σ_h ∇f_h(x_j)⟩ (n, n).
+
+    Example:
+        >>> gram = torch.tensor([[4.0, 24.0], [24.0, 144.0]])  # of the gradients 2 and 12
+        >>> table = table_of_grams([0, 1], [1, 1], [1.0, 4.0], gram, 1, torch.ones(2, 2))
+        >>> rsc_of_set(RSC(2.5, 49.0, 19.6, 1.0), table, left_out=1.0).grad_norm_sq.value
+        24.0
+    """
+    table = spread_table(max(groups) + 1)
+    of_unit = torch.repeat_interleave(torch.arange(len(samples), device="cpu"), torch.tensor(samples, device="cpu"))
+    unit = torch.nn.functional.one_hot(of_unit, len(samples)).T.double()
+    group = torch.nn.functional.one_hot(torch.tensor(groups, device="cpu"), len(table)).T.double()
+    counts = torch.tensor(samples, dtype=torch.float64, device="cpu")
+    ones = torch.ones_like(counts)
+    loss_sums, predictor_sums = (unit @ gram.double() @ unit.T for gram in (loss_gram, predictor_gram))
+    columns = {
+        _SAMPLES: counts,
+        _LOSS: counts * torch.tensor(losses, dtype=torch.float64, device="cpu"),
+        _LOSS_SQUARE: loss_sums.diagonal() / counts,
+        _LOSS_UNITS: ones,
+        _OUTPUTS: outputs * counts,
+        _OUTPUT_SQUARE: predictor_sums.diagonal() / (outputs * counts),
+        _OUTPUT_UNITS: ones,
+    }
+    for column, values in columns.items():
+        table[:, column] = group @ values
+    for begin, sums in ((_COLUMNS, loss_sums), (_COLUMNS + SKETCH, predictor_sums)):
+        # Vectors with these inner products serve as well as sketches of the gradients.
+        values, vectors = torch.linalg.eigh(group @ sums @ group.T)
+        table[:, begin : begin + len(table)] = vectors * values.clamp(min=0).sqrt()
+    return table
+
+
+def same_spread(first: Tensor, second: Tensor) -> bool:
+    """Whether two tables are the same but for rounding; sketches are not compared."""
+    first, second = (table[:, :_COLUMNS].cpu() for table in (first, second))
+    if first.shape != second.shape:
+        return False
+    return bool(((first - second).abs() <= _SAME * second.abs().amax(0)).all())
 
 
 def why_no_estimate(table: Tensor, left_out: float) -> str:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
+from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.gradients import GradientSums, ProbeGradients
 from lightning_normtheory.callbacks.measurement.kernels import Predictor
@@ -21,6 +23,7 @@ from lightning_normtheory.callbacks.measurement.smaller_batches import (
     retry_smaller,
 )
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
+from lightning_normtheory.hessian.gradient_graph import Gradients
 from lightning_normtheory.hessian.operator import GraphSize, LossHessian, Memory
 from lightning_normtheory.hessian.predictor import predictor_hessian
 from lightning_normtheory.linalg.inner_products import dot
@@ -101,21 +104,42 @@ class _SharedPass:
             loss, self._outputs = self._function.loss_and_outputs(batch)
         return loss, batch.samples if batch.counts else 0
 
+    @property
+    def weights(self) -> EffectiveWeights | None:
+        """The context of the losses, if the sums need their own."""
+        return None if self._sums.structure is None else self._sums.structure.weights
+
     def begin(self) -> None:
         self._outputs = None  # with the graph of an attempt that failed
         self._sums.begin()
+
+    def edges(self, loss: Tensor) -> Sequence[GradientEdge]:
+        return [] if self._sums.structure is None else self._sums.structure.of_loss.edges(loss)
 
     def add(
         self,
         index: int,
         loss: Tensor,
-        gradients: Sequence[Tensor | None],
-        differentiate: Callable[[Tensor], Sequence[Tensor | None]],
+        gradients: Gradients,
+        at_edges: Gradients,
+        differentiate: Callable[[Tensor, Sequence[GradientEdge]], tuple[Gradients, Gradients]],
     ) -> None:
         outputs, self._outputs = self._outputs, None
-        self._sums.add(self._function.batches[index], loss, outputs, differentiate, gradients)
+        batch, structure = self._function.batches[index], self._sums.structure
 
-    def result(self) -> ProbeGradients:
+        def beside(value: Tensor) -> Gradients:
+            if structure is None:
+                return differentiate(value, [])[0]
+            assert outputs is not None  # else these are not differentiated in this pass
+            found, at_outputs = differentiate(value, structure.of_outputs.edges(value))
+            structure.add_outputs(batch, outputs.numel(), at_outputs)
+            return found
+
+        if structure is not None:
+            structure.add_loss(batch, at_edges)
+        self._sums.add(batch, loss, outputs, beside, gradients)
+
+    def result(self) -> ProbeGradients | None:
         return self._sums.result()
 
     def release(self) -> None:
@@ -134,6 +158,7 @@ class Curvature:
 
     Attributes:
         gradients: what the gradients of the graph say, once it was built.
+        uses_structure: whether their spread is that of the layers' structure (`StructuredSpread`), or was to be.
     """
 
     def __init__(
@@ -143,6 +168,7 @@ class Curvature:
         sums: Callable[[], GradientSums | None] | None = None,
     ) -> None:
         self.gradients: ProbeGradients | None = None
+        self.uses_structure = False
         self._function = function
         self._requests = dict(requests)
         self._sums = sums
@@ -246,16 +272,23 @@ class Curvature:
         losses = [partial(self._loss_of, batch) for batch in function.batches]
         answers = {}
         processes = function.processes
-        shared = self._shared_pass()
+        shared = self._shared_pass(memory)
         if shared is not None:
             losses = [partial(shared.loss_of, index) for index in range(len(function.batches))]
         operator = LossHessian(
-            function.theta, losses, memory=memory, vectors=vectors, processes=processes, observer=shared
+            function.theta,
+            losses,
+            memory=memory,
+            vectors=vectors,
+            processes=processes,
+            observer=shared,
+            weights=None if shared is None else shared.weights,
         )
         begin = time.perf_counter()
         with function.measuring(), operator as hessian:
             if shared is not None:
                 try:
+                    self.uses_structure = shared.weights is not None
                     hessian.prepare()
                     self.gradients = processes.run_on_all(shared.result)
                 finally:
@@ -266,10 +299,12 @@ class Curvature:
             function.passes.add(PRODUCT, _samples(function.batches), hessian.products)
         return answers
 
-    def _shared_pass(self) -> "_SharedPass | None":
+    def _shared_pass(self, memory: Memory) -> "_SharedPass | None":
         """Return what also adds up the gradients of the graph, if somebody asks for them; in the first attempt only."""
         make, self._sums = self._sums, None
         sums = None if make is None or self.saves_memory else make()
+        if sums is not None and sums.structure is not None and memory == "low":
+            sums = None  # the structure needs the inputs of all layers for all batches
         self._sharing = self._sharing or sums is not None
         return None if sums is None else _SharedPass(self._function, sums)
 

@@ -11,18 +11,31 @@ from torch import Tensor
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.passes import GRADIENT
 from lightning_normtheory.callbacks.measurement.rsc_metric import RSCMetric
-from lightning_normtheory.callbacks.measurement.smaller_batches import all_agree, cut_into_units
+from lightning_normtheory.callbacks.measurement.smaller_batches import SAME_LOSS, all_agree, cut_into_units
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.progress import tick
+from lightning_normtheory.ntk.batch_gram import BatchGram
+from lightning_normtheory.ntk.network import RecordingWeights
 from lightning_normtheory.record.wording import first_lines
 from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
-from lightning_normtheory.rsc_train import MOST_GROUPS, RSCTrain, rsc_of_set, spread_table, why_no_estimate
+from lightning_normtheory.rsc_train import (
+    MOST_GROUPS,
+    RSCTrain,
+    rsc_of_set,
+    spread_table,
+    table_of_grams,
+    why_no_estimate,
+)
 
 __all__ = ["GradientSums", "ProbeGradients", "measure_gradients", "sums_of_whole_batches"]
 
 Gradients = Sequence[Tensor | None]
 # Why a probe tells nothing about the training set.
+# Parameters from which on the gradients of parts of batches come from the structure of the layers, if they can.
+_LARGE = 2**18
+# ‖Σ∇_i‖² relative to Σ‖∇_i‖²: what rounding explains.
+_SAME_SQUARE = 1e-4
 _WEIGHTED = "the sampler draws samples with different probabilities, and the estimate is one of equal ones"
 
 
@@ -35,6 +48,7 @@ class ProbeGradients(NamedTuple):
         train: estimates for the training set; ``None`` if ``why_not`` says why.
         why_not: why the training set cannot be estimated from the probe; empty if it can.
         outputs_failure: why the outputs could not be computed; empty if they could.
+        table: the spread of the probe that the estimates rest on (`spread_table`).
     """
 
     rsc: RSC
@@ -42,6 +56,7 @@ class ProbeGradients(NamedTuple):
     train: RSCTrain | None
     why_not: str
     outputs_failure: str
+    table: Tensor
 
 
 class GradientSums:
@@ -52,10 +67,17 @@ class GradientSums:
     Args:
         units: the number of batches in all processes, from whose spread the training set is estimated; 1: it is not.
         strict: whether outputs that fail also fail the loss and its gradient, which need none.
+        structure: gives the spread instead, of parts of the batches; ``None``: the batches do.
+
+    Attributes:
+        structure: the same.
     """
 
-    def __init__(self, function: MeasuredFunction, units: int, *, strict: bool) -> None:
+    def __init__(
+        self, function: MeasuredFunction, units: int, *, strict: bool, structure: "StructuredSpread | None" = None
+    ) -> None:
         self._function, self._units, self._strict = function, units, strict
+        self.structure = structure
         self._groups = min(units, MOST_GROUPS) if units > 1 else 0
         self._alone = len(function.batches) == 1 and function.processes.count == 1
         # Of a regular batch: only the last one is larger or smaller.
@@ -68,6 +90,8 @@ class GradientSums:
         function = self._function
         sizes = [p.numel() for p in function.theta.values()]
         self._metric = RSCMetric(sizes, self._groups, **function.summing).to(function.sum_device)
+        if self.structure is not None:
+            self.structure.begin()
         self._failure = ""
         self._single: tuple[RSC, float] | None = None
 
@@ -76,6 +100,8 @@ class GradientSums:
         if self._metric is not None:
             self._metric.release()
         self._metric = None
+        if self.structure is not None:
+            self.structure.release()
 
     def add(
         self,
@@ -93,7 +119,7 @@ class GradientSums:
             loss_gradients: those of the loss, if they are known.
         """
         assert self._metric is not None
-        group = min(batch.first // self._size, self._units - 1) * self._groups // self._units
+        group = _group(batch, self._size, self._units, self._groups)
         if loss_gradients is None:
             self._function.passes.add(GRADIENT, batch.samples)
         gradients = differentiate(loss) if loss_gradients is None else loss_gradients
@@ -128,15 +154,20 @@ class GradientSums:
             self._failure = self._failure or first_lines(f"{type(error).__name__}: {error}")
             return math.nan, []
 
-    def result(self) -> ProbeGradients:
-        """Add up the sums of all processes."""
+    def result(self) -> ProbeGradients | None:
+        """Add up the sums of all processes; ``None`` if the structure does not give the spread."""
         function, metric = self._function, self._metric
         assert metric is not None
         rsc, cosine = self._single or self._over_processes(metric)
         table = spread_table(1) if metric.spread is None else metric.spread
+        if self.structure is not None:
+            found = self.structure.table(rsc)
+            if found is None:
+                return None
+            table = found
         why_not = _WEIGHTED if function.weighted else why_no_estimate(table, function.left_out)
         train = None if why_not else rsc_of_set(rsc, table, function.left_out)
-        return ProbeGradients(rsc, cosine, train, why_not, self._failure)
+        return ProbeGradients(rsc, cosine, train, why_not, self._failure, table)
 
     def _over_processes(self, metric: RSCMetric) -> tuple[RSC, float]:
         function = self._function
@@ -168,17 +199,99 @@ def measure_gradients(function: MeasuredFunction, *, strict: bool) -> ProbeGradi
                 differentiate = partial(gradients_of, parameters=parameters, retain_graph=outputs is not None)
                 sums.add(batch, loss, outputs, differentiate)
                 del loss, outputs  # before the next ones
-        return sums.result()
+        found = sums.result()
+        assert found is not None  # without a structure
+        return found
     finally:
         function.batches = whole
         sums.release()
 
 
 def sums_of_whole_batches(function: MeasuredFunction, *, strict: bool) -> GradientSums | None:
-    """Return empty sums for passes over whole batches; ``None`` if the estimates need parts of batches."""
+    """Return empty sums for passes over whole batches; ``None`` if the estimates need passes over parts of batches."""
     whole = function.batches
     try:
         units = cut_into_units(function) if _estimates(function) else 1
-        return GradientSums(function, units, strict=strict) if function.batches is whole else None
+        if function.batches is whole:
+            return GradientSums(function, units, strict=strict)
+        size = sum(p.numel() for p in function.theta.values())
+        if function.processes.count > 1 or function.findings.structured is False or size < _LARGE:
+            return None
+        structure = StructuredSpread(function, function.batches)
     finally:
         function.batches = whole
+    return GradientSums(function, 1, strict=strict, structure=structure)
+
+
+class StructuredSpread:
+    """The spread of the gradients of parts of batches, from passes over whole batches and the structure of the layers.
+
+    Where a model has many parameters, adding up the gradients of every part takes most of the time.
+
+    Args:
+        parts: the parts of all batches, in order.
+
+    Attributes:
+        weights: the context of the passes.
+        of_loss, of_outputs: the inner products of the gradients of single samples.
+    """
+
+    def __init__(self, function: MeasuredFunction, parts: Sequence[ProbeBatch]) -> None:
+        self._function, self._parts = function, parts
+        self.weights = RecordingWeights(light=True)
+        self.release()
+
+    def begin(self) -> None:
+        """Begin with the first batch."""
+        self.release()
+        self.weights.recording = True
+
+    def release(self) -> None:
+        """Free everything."""
+        self.weights.forget()
+        self.weights.recording = False
+        theta = list(self._function.theta.values())
+        self.of_loss, self.of_outputs = BatchGram(self.weights, theta), BatchGram(self.weights, theta)
+        self._outputs: set[float] = set()
+
+    def add_loss(self, batch: ProbeBatch, at_edges: Gradients) -> None:
+        """Add the gradients of a batch's mean loss at the edges."""
+        if not self.of_loss.refused:
+            self.of_loss.add(at_edges, batch.samples, float(batch.samples))
+
+    def add_outputs(self, batch: ProbeBatch, outputs: int, at_edges: Gradients) -> None:
+        """Add the gradients of the sum of a batch's outputs at the edges."""
+        if not self.of_outputs.refused:
+            self.of_outputs.add(at_edges, batch.samples)
+            self._outputs.add(outputs / batch.samples)
+
+    def table(self, rsc: RSC) -> Tensor | None:
+        """Return the spread; ``None`` if the structure does not give it, or not the gradients of the whole batches."""
+        function = self._function
+        of_loss, of_outputs = self.of_loss.gram(), self.of_outputs.gram()
+        if of_loss is None or of_outputs is None or len(self._outputs) != 1:
+            return None
+        k, n = self._outputs.pop(), len(of_loss)
+        squares = float(of_loss.sum()) / n**2, float(of_outputs.sum()) / (n * k) ** 2
+        expected = rsc.grad_norm_sq, rsc.mean_predictor_grad_norm_sq
+        largest = float(of_loss.diagonal().mean()), float(of_outputs.diagonal().mean()) / k**2
+        if not all(abs(a - b) <= _SAME_SQUARE * c for a, b, c in zip(squares, expected, largest)):
+            return None
+        with function.without_graph():
+            losses = [float(function.loss_of(part).detach()) for part in self._parts]
+        samples = [part.samples for part in self._parts]
+        mean = sum(count * loss for count, loss in zip(samples, losses)) / n
+        if not abs(mean - rsc.loss) <= SAME_LOSS * abs(rsc.loss):
+            return None
+        return table_of_grams(self._groups(), samples, losses, of_loss, round(k), of_outputs)
+
+    def _groups(self) -> list[int]:
+        """The rows of the table, as in `GradientSums` for the parts."""
+        units = len(self._parts)
+        groups = min(units, MOST_GROUPS)
+        return [_group(part, max(1, self._parts[0].samples), units, groups) for part in self._parts]
+
+
+def _group(batch: ProbeBatch, size: int, units: int, groups: int) -> int:
+    """The group of a batch, where regular ones have ``size`` samples: only the last one is larger or smaller."""
+    return min(batch.first // size, units - 1) * groups // units

@@ -19,7 +19,7 @@ from lightning_normtheory.callbacks.measurement.theory import KnownFacts, Theory
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.rsc import RSC
-from lightning_normtheory.rsc_train import RSCTrain
+from lightning_normtheory.rsc_train import RSCTrain, same_spread
 
 __all__ = ["Measurement"]
 
@@ -119,9 +119,13 @@ class Measurement:
     @cached_property
     def _gradients(self) -> ProbeGradients:
         """The gradients of the pass that the Hessian has made before, or of passes of their own."""
-        if self.curvature.gradients is not None:
-            return self.curvature.gradients
-        return retry_smaller(self.function, partial(measure_gradients, self.function, strict=self._strict))
+        found, findings = self.curvature.gradients, self.function.findings
+        if found is not None and (not self.curvature.uses_structure or findings.structured):
+            return found
+        own = retry_smaller(self.function, partial(measure_gradients, self.function, strict=self._strict))
+        if self.curvature.uses_structure:  # once in a fit
+            findings.structured = found is not None and same_spread(found.table, own.table)
+        return found if found is not None and findings.structured else own
 
     @cached_property
     def generalization_gap(self) -> Gap | None:

@@ -14,11 +14,11 @@ from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.workspace import drop_free_memory
 from lightning_normtheory.model.layers import with_batch_statistics
 
-__all__ = ["all_agree", "cut_batches", "cut_into_units", "retry_smaller"]
+__all__ = ["SAME_LOSS", "all_agree", "cut_batches", "cut_into_units", "retry_smaller"]
 
 T = TypeVar("T")
 # Relative difference between the loss of a batch and that of its halves that rounding explains: float32 errs by 1e-6.
-_SAME_LOSS = 1e-4
+SAME_LOSS = 1e-4
 # The spread of a quantity over samples is found from so many batches or parts of batches, of so many samples at least.
 _UNITS, _UNIT = 8, 16
 
@@ -129,7 +129,7 @@ def _is_mean_over_samples(
     if with_batch_statistics(function.model):
         return False
     whole, parts = _sum_of_losses(function, larger), _sum_of_losses(function, smaller)
-    return abs(whole - parts) <= _SAME_LOSS * abs(whole)
+    return abs(whole - parts) <= SAME_LOSS * abs(whole)
 
 
 def _sum_of_losses(function: MeasuredFunction, batches: Sequence[ProbeBatch]) -> float:

@@ -28,6 +28,8 @@ class Findings:
         beside: the names of the parameters that the loss depends on and the predictor does not.
         graph_size: of the gradient's graph on a batch; ``None`` until a Hessian is measured.
         separable: whether the loss of a batch is the mean of the losses of its parts; ``None`` until that is tried.
+        structured: whether the layers' structure gives the gradients of parts of a batch (`BatchGram`); ``None`` until
+            that is tried.
         remedy: what to pass for an unknown loss; empty: a loss function.
         seconds: the time of a gradient, forward and backward, on the batch of the trial; 0 if unknown.
         samples: the number of samples in that batch.
@@ -48,6 +50,7 @@ class Findings:
     beside: tuple[str, ...] = ()
     graph_size: GraphSize | None = None
     separable: bool | None = None
+    structured: bool | None = None
     remedy: str = ""
     seconds: float = 0.0
     samples: int = 0

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from lightning_normtheory.hessian.operator import LossHessian, Memory, hessian_operator
 from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.linalg.eigensolvers import Pair, Product, Which, lanczos, power_iteration
+from lightning_normtheory.linalg.noise import Noise
+from lightning_normtheory.measuring.workspace import empty
 
 __all__ = ["Eigenpair", "Method", "check_options", "hessian_eigenpairs", "hessian_top_eigenvalue", "leading_eigenpairs"]
 
@@ -223,16 +225,15 @@ def _checked(hessian: LossHessian, pair: Pair, tol: float) -> Pair:
 
 def mixed_start(gradient: Tensor, start: Tensor | None, seed: int) -> Tensor:
     """Return a new vector: the start, of length one, with a little gradient and noise."""
-    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers for every device
-    parts = [(torch.randn(gradient.shape, generator=generator, device="cpu").to(gradient), _NOISE_PART)]
-    parts.append((gradient, 1.0 if start is None else _GRADIENT_PART))
+    noise = Noise(len(gradient), seed, device=gradient.device, dtype=gradient.dtype)
+    mixed = empty(len(gradient), dtype=gradient.dtype, device=gradient.device).zero_()
+    noise.add_to(mixed, _NOISE_PART / noise.norm)
+    parts = [(gradient, 1.0 if start is None else _GRADIENT_PART)]
     if start is not None:
         if not 0 < float(start.norm()) < math.inf:
             raise ValueError("Expected a finite, nonzero start vector. Pass start=None to begin from the gradient.")
         parts.append((start, 1.0))
-    mixed, weight = parts[0]
-    mixed.mul_(weight * _one_over(mixed.norm()))  # in place: it may be as large as the model
-    for part, weight in parts[1:]:
+    for part, weight in parts:
         mixed.add_(part, alpha=weight * _one_over(part.norm()))
     return mixed
 

@@ -5,10 +5,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from lightning_normtheory.autodiff.second_derivatives import explain_second_derivative
 
-__all__ = ["GradientGraph", "GradientObserver", "add_by_leaf"]
+__all__ = ["GradientGraph", "GradientObserver", "Gradients", "add_by_leaf"]
+
+Gradients = Sequence[Tensor | None]
 
 
 class GradientObserver(Protocol):
@@ -17,21 +20,25 @@ class GradientObserver(Protocol):
     def begin(self) -> None:
         """Begin with the first batch, again if an attempt has failed."""
 
+    def edges(self, loss: Tensor) -> Sequence[GradientEdge]:
+        """Return places in the graph of a loss whose gradients it wants to see, too."""
+
     def add(
         self,
         index: int,
         loss: Tensor,
-        gradients: Sequence[Tensor | None],
-        differentiate: Callable[[Tensor], Sequence[Tensor | None]],
+        gradients: Gradients,
+        at_edges: Gradients,
+        differentiate: Callable[[Tensor, Sequence[GradientEdge]], tuple[Gradients, Gradients]],
     ) -> None:
-        """See the mean loss of a batch and its gradients by parameter; ``differentiate`` returns those of another
-        scalar of the same forward pass."""
+        """See the mean loss of a batch and its gradients by parameter and at the edges; ``differentiate`` returns those
+        of another scalar of the same forward pass."""
 
 
 class GradientGraph:
     """The gradient of one batch's loss with respect to the leaves, with its graph."""
 
-    def __init__(self, loss: Tensor, samples: int, leaves: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    def __init__(self, loss: Tensor, samples: int, leaves: list[Tensor], gradients: Gradients) -> None:
         self.samples, self.loss = samples, loss
         entering = [(leaf, gradient) for leaf, gradient in zip(leaves, gradients) if gradient is not None]
         self.leaves = [leaf for leaf, _ in entering]

@@ -9,11 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from lightning_normtheory.autodiff.graph import stop_at_nodes
 from lightning_normtheory.autodiff.second_derivatives import refuse_wrong_second_derivatives, twice_differentiable
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
-from lightning_normtheory.hessian.gradient_graph import GradientGraph, GradientObserver, add_by_leaf
+from lightning_normtheory.hessian.gradient_graph import GradientGraph, GradientObserver, Gradients, add_by_leaf
 from lightning_normtheory.measuring.memory import is_out_of_memory, saved_bytes
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
@@ -128,6 +129,7 @@ class LossHessian:
         vectors: the largest number of vectors (p,) that a method should keep.
         processes: the processes that hold the other batches; gradient and products are sums over all of them.
         observer: sees the gradient of every batch when the graphs are built first.
+        weights: in whose context the losses are computed, if the caller wants to see the effective weights.
 
     Attributes:
         products: the number of products so far.
@@ -142,6 +144,7 @@ class LossHessian:
         vectors: int | None = None,
         processes: Processes = SINGLE_PROCESS,
         observer: GradientObserver | None = None,
+        weights: EffectiveWeights | None = None,
     ) -> None:
         if memory not in ("high", "low"):
             raise ValueError(f"Expected memory to be 'high' or 'low', but got {memory!r}.")
@@ -151,7 +154,7 @@ class LossHessian:
         self._memory = memory
         self._processes = processes
         self._observer = observer
-        self._weights = EffectiveWeights(light=True)
+        self._weights = EffectiveWeights(light=True) if weights is None else weights
         self._graphs: list[GradientGraph] = []
         self._gradient: Tensor | None = None
         self._samples = 0.0
@@ -215,7 +218,7 @@ class LossHessian:
 
         def count() -> GraphSize:
             with saved_bytes() as saved:
-                graph = self._differentiate(0)
+                graph, _ = self._differentiate(0)
             sizes = [*saved.values(), *(gradient.nbytes for gradient in graph.gradients)]
             return GraphSize(sum(sizes), max(sizes, default=0))
 
@@ -264,10 +267,11 @@ class LossHessian:
             self._observer.begin()
         for index in range(len(self._losses)):
             tick("batch")
-            graph = self._differentiate(index)
+            graph, at_edges = self._differentiate(index, self._observer)
             found = dict(zip(graph.leaves, graph.gradients))
             if self._observer is not None:
-                self._observer.add(index, graph.loss, self._by_parameter(found), self._gradients_beside)
+                self._observer.add(index, graph.loss, self._by_parameter(found), at_edges, self._gradients_beside)
+            del at_edges
             if graph.samples:
                 add_by_leaf(parts, ((leaf, each) for leaf, each in found.items() if leaf in parts), graph.samples)
                 add_by_leaf(
@@ -289,12 +293,13 @@ class LossHessian:
                     (p, part) for p, part in zip((each.g, each.v), each.pull(effective[each.w])) if p in trained
                 )
 
-    def _gradients_beside(self, value: Tensor) -> list[Tensor | None]:
-        """The gradients, by parameter, of another scalar of the last forward pass, whose graph is kept."""
+    def _gradients_beside(self, value: Tensor, edges: Sequence[GradientEdge]) -> tuple[Gradients, Gradients]:
+        """The gradients, by parameter and at edges, of another scalar of the last forward pass, whose graph is kept."""
         leaves = self._leaves()
         with self._weights.in_backward(), twice_differentiable():
-            gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-        return self._by_parameter({leaf: each for leaf, each in zip(leaves, gradients) if each is not None})
+            found = torch.autograd.grad(value, [*leaves, *edges], retain_graph=True, allow_unused=True)
+        gradients = {leaf: each for leaf, each in zip(leaves, found) if each is not None}
+        return self._by_parameter(gradients), found[len(leaves) :]
 
     def _by_parameter(self, gradients: Mapping[Tensor, Tensor]) -> list[Tensor | None]:
         """Gradients by leaf as gradients by parameter, in terms of lengths and directions for effective weights."""
@@ -306,7 +311,8 @@ class LossHessian:
     def _leaves(self) -> list[Tensor]:
         return [*self.space.parameters.values(), *(each.w for each in self._weights.maps.values())]
 
-    def _differentiate(self, index: int) -> GradientGraph:
+    def _differentiate(self, index: int, observer: GradientObserver | None = None) -> tuple[GradientGraph, Gradients]:
+        """The gradient of a batch, and those at the edges that an observer asks for."""
         begin = time.perf_counter()
         # Use the same random numbers each time, so that every product is with the same Hessian.
         with isolated_rng(index), self._weights, self._weights.in_backward(), twice_differentiable():
@@ -323,10 +329,13 @@ class LossHessian:
         refuse_wrong_second_derivatives(loss)
         leaves = self._leaves()
         with self._weights.in_backward(), twice_differentiable():
-            gradients = torch.autograd.grad(loss.sum(), leaves, create_graph=True, allow_unused=True)
+            edges = [] if observer is None else observer.edges(loss)
+            found = torch.autograd.grad(loss.sum(), [*leaves, *edges], create_graph=True, allow_unused=True)
+        gradients = found[: len(leaves)]
         if time.perf_counter() - begin > _SLOW:
             stop_at_nodes(gradient for gradient in gradients if gradient is not None)
-        return GradientGraph(loss, samples, leaves, gradients)
+        at_edges = [None if each is None else each.detach() for each in found[len(leaves) :]]
+        return GradientGraph(loss, samples, leaves, gradients), at_edges
 
     def _part_of_product(self, vector: Tensor) -> Tensor | Refusal:
         """Refuse if a graph is no longer valid, since the loss of a later batch has written to a tensor in it."""
@@ -347,7 +356,7 @@ class LossHessian:
         product = empty(self.space.size, dtype=self.space.dtype, device=self.space.device).zero_()
         parts = self.space.views(product)
         for index in range(len(self._losses)):
-            graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)
+            graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)[0]
             # Also for a batch that does not count: its backward pass may wait for other processes.
             with self._weights.in_backward(), twice_differentiable():
                 along = dict(graph.along(tangents, keep=self._memory == "high"))

@@ -1,7 +1,7 @@
 """Follow λ_max of the loss's Hessian from one measurement to the next."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,8 +21,9 @@ from lightning_normtheory.hessian.eigenvalues import (
 from lightning_normtheory.hessian.operator import LossHessian
 from lightning_normtheory.linalg.eigensolvers import AT_LEAST_LANCZOS, Pair, lanczos
 from lightning_normtheory.linalg.inner_products import dot
+from lightning_normtheory.linalg.noise import Noise
 from lightning_normtheory.measuring.progress import tick
-from lightning_normtheory.measuring.workspace import give_back
+from lightning_normtheory.measuring.workspace import empty, give_back
 from lightning_normtheory.model.parameters import FlatParameters
 
 __all__ = ["WarmStart", "follow_top_eigenvalue"]
@@ -45,6 +46,9 @@ _USUAL, _MARGIN = 0.5, 1.5
 _BUCKETS = 256
 # The weights of v₂, of s and of H y, without its part along them, in the start of a long iteration.
 _OTHERS = 0.3
+# Entries of the vectors that are read at once: on the CPU those that fit into its cache, on other devices more.
+_CACHED, _PIECE = 2**18, 2**22
+_OTHER_SEED = 2**32
 _TINY = torch.finfo(torch.float64).tiny
 # With fewer products there is none to spare.
 _LEAST_BUDGET = 20
@@ -277,9 +281,9 @@ class _Measurement:
     def _start(self, first: Tensor, rest: Tensor | None) -> Tensor:
         """Mix all that is known, and noise."""
         mixed = mixed_start(self._hessian.gradient, first, self._last.seed)
-        others = _others(self._last.vectors, self._hessian.space)
+        others = _Others.read(self._last.vectors, self._hessian.space)
         if others is not None:
-            mixed.add_(others.sum(0), alpha=_OTHERS)
+            others.add_to(mixed, (_OTHERS, _OTHERS))
         if rest is not None:
             mixed.add_(rest, alpha=_OTHERS / max(float(rest.norm()), torch.finfo(rest.dtype).tiny))
         return mixed
@@ -287,23 +291,25 @@ class _Measurement:
     def _look(self, start: WarmStart) -> _Seen | None:
         """Multiply H with the test vector; None if there is none."""
         space = self._hessian.space
-        others = _others(start.vectors, space)
+        others = _Others.read(start.vectors, space)
         if others is None:
             return None
-        generator = torch.Generator().manual_seed(start.seed)  # on the CPU: the same numbers for every device
-        noise = torch.randn(space.size, generator=generator, device="cpu").to(space.device, space.dtype)
-        y = others.sum(0).add_(noise, alpha=_NOISE / float(noise.norm()))
+        # On other random numbers than those of y, the projection of H y is independent of it.
+        noise, signs = (
+            Noise(space.size, seed, device=space.device, dtype=space.dtype)
+            for seed in (start.seed, start.seed + _OTHER_SEED)
+        )
+        y = empty(space.size, dtype=space.dtype, device=space.device).zero_()
+        others.add_to(y, (1.0, 1.0))
+        noise.add_to(y, _NOISE / noise.norm)
         y.div_(y.norm())
-        along = others @ y
-        del others  # before the product
+        along = others.dots(y)
         rest = self._product(y)
-        others = _others(start.vectors, space)
-        assert others is not None
-        parts = others @ rest
-        rest.sub_(parts @ others)
-        # The noise, moved by half its length, has random signs that y does not know.
-        signs = noise.roll(space.size // 2).mul_(rest)
-        return _Seen((parts / along).tolist(), _projected(signs), rest)
+        give_back(y)
+        del y
+        parts = others.dots(rest)
+        others.add_to(rest, [-part for part in parts])
+        return _Seen([part / each for part, each in zip(parts, along)], _projected(rest, signs), rest)
 
     def _packed(self, pair: Pair, gradient: Tensor | None) -> dict[str, Tensor]:
         """Return the bytes of all vectors; without a gradient, v₂ and s stay what they are."""
@@ -325,11 +331,16 @@ class _Measurement:
         return {name: torch.cat([part, *others[name]]) for name, part in packed.items()}
 
 
-def _projected(values: Tensor) -> Tensor:
+def _projected(values: Tensor, signs: Noise) -> Tensor:
     """Add up neighbors to a few numbers; with random signs the length stays the same on average."""
-    width = math.ceil(len(values) / _BUCKETS)
-    padded = torch.nn.functional.pad(values, (0, width * _BUCKETS - len(values)))
-    return padded.view(_BUCKETS, width).sum(1).cpu().float()
+    size = len(values)
+    width = math.ceil(size / _BUCKETS)
+    padded = empty(width * _BUCKETS, dtype=values.dtype, device=values.device)
+    padded[size:] = 0.0
+    signs.times(values, padded[:size])
+    found = padded.view(_BUCKETS, width).sum(1).cpu().float()
+    give_back(padded)
+    return found
 
 
 def _bytes(part: Tensor, size: int) -> Tensor:
@@ -350,16 +361,59 @@ def _first(vectors: Mapping[str, Tensor], space: FlatParameters) -> Tensor | Non
     return _joined({**one, **four}, space)
 
 
-def _others(vectors: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None:
-    """Return v₂ and s (2, p), orthonormal; None if one of them is missing."""
-    fitting = _fitting(vectors, space)
-    first, second = (_joined({name: vectors[name][row].view(_SHORT) for name in fitting}, space) for row in (2, 3))
-    if first is None or second is None:
-        return None
-    first.div_(first.norm())
-    second.sub_(first, alpha=dot(first, second))
-    size = float(second.norm())
-    return torch.stack([first, second.div_(size)]) if size > 0 else None
+class _Others:
+    """v₂ and s, orthonormal, which are read from their bytes a few at a time: they take no memory to speak of."""
+
+    def __init__(self, vectors: Mapping[str, Tensor], space: FlatParameters) -> None:
+        self._vectors, self._space = vectors, space
+        self._fitting = set(_fitting(vectors, space))
+        # Rows: v₂ and s in terms of the vectors that are kept.
+        self._rows = torch.eye(2, dtype=torch.float64, device="cpu")
+        gram = torch.zeros(2, 2, dtype=torch.float64, device="cpu")
+        for _, first, second in self._pieces():
+            gram += torch.tensor(
+                [[dot(a, b) for b in (first, second)] for a in (first, second)], dtype=torch.float64, device="cpu"
+            )
+        size = float(gram[0, 0]) ** 0.5
+        across = float(gram[1, 1]) - float(gram[0, 1]) ** 2 / size**2 if size > 0 else 0.0
+        self.missing = not (0 < size < math.inf and 0 < across < math.inf)
+        if not self.missing:
+            self._rows = torch.tensor(
+                [[1 / size, 0.0], [-float(gram[0, 1]) / size**2, 1.0]], dtype=torch.float64, device="cpu"
+            )
+            self._rows[1] /= across**0.5
+
+    @classmethod
+    def read(cls, vectors: Mapping[str, Tensor], space: FlatParameters) -> "_Others | None":
+        """None if one of them is missing."""
+        others = cls(vectors, space)
+        return None if others.missing else others
+
+    def add_to(self, total: Tensor, weights: Sequence[float]) -> None:
+        """Add a combination of both in place."""
+        a, b = (torch.tensor(weights, dtype=torch.float64, device="cpu") @ self._rows).tolist()
+        for where, first, second in self._pieces():
+            total[where].add_(first, alpha=a).add_(second, alpha=b)
+
+    def dots(self, x: Tensor) -> list[float]:
+        """The inner products with both."""
+        sums = [0.0, 0.0]
+        for where, *parts in self._pieces():
+            sums = [each + dot(part, x[where]) for each, part in zip(sums, parts)]
+        return (self._rows @ torch.tensor(sums, dtype=torch.float64, device="cpu")).tolist()
+
+    def _pieces(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Parts of the vectors that are kept, with their place in a flat vector."""
+        begin, piece = 0, _CACHED if self._space.device.type == "cpu" else _PIECE
+        for name, p in self._space.parameters.items():
+            if name in self._fitting:
+                rows = self._vectors[name][2:].reshape(2, -1)
+                for at in range(0, p.numel(), piece):
+                    first, second = (
+                        row[at : at + piece].view(_SHORT).to(self._space.device).to(self._space.dtype) for row in rows
+                    )
+                    yield slice(begin + at, begin + at + len(first)), first, second
+            begin += p.numel()
 
 
 def _joined(parts: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None:

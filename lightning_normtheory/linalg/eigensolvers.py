@@ -159,7 +159,11 @@ def lanczos(
         scale: a lower bound of ‖H‖, if one is known.
     """
     inside = None if project is None else lambda v: project(v[0])[None]
-    krylov = _Krylov(_vector(start)[None], min(basis, max_products))
+    first = _vector(start)
+    krylov = _Krylov(first[None], min(basis, max_products))
+    if first is not start:  # nobody else keeps it
+        give_back(first)
+    del first
     krylov.scale.fill_(scale)
     return _iterate(krylov, lambda v: product(v[0])[None], max_products=max_products, project=inside, **options)[0]
 

@@ -16,6 +16,7 @@ from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.model.checks import count_output_samples, map_leaves, require_graph, trainable_parameters
 from lightning_normtheory.model.layers import layer_of_parameter, weight_norm_parameters
 from lightning_normtheory.ntk.factors import Part, Result
+from lightning_normtheory.ntk.parameter_uses import light_leaf
 from lightning_normtheory.scaling.split import BatchNormSplit
 
 __all__ = ["Converted", "Leaf", "Network", "RecordingWeights"]
@@ -36,18 +37,22 @@ class Leaf:
 
 
 class RecordingWeights(EffectiveWeights):
-    """Effective weights that also record the results of the layers that use them."""
+    """Effective weights that also record the results of the layers that use them.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Attributes:
+        recording: whether results are recorded from now on.
+    """
+
+    def __init__(self, *, light: bool = False) -> None:
+        super().__init__(light=light)
+        self.recording = True
         self._results: dict[Any, tuple[Tensor, int, Tensor | None]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = super().__torch_function__(func, types, args, kwargs)
-        # Only effective weights are clones.
-        if func in _LAYERS and len(args) > 1 and isinstance(args[1].grad_fn, _Clone) and result.grad_fn is not None:
+        if self.recording and func in _LAYERS and len(args) > 1 and result.grad_fn is not None and self._made(args[1]):
             node, values = result.grad_fn, result.detach()
             if node.name() in ("ViewBackward0", "UnsafeViewBackward0"):  # a Linear on sequences is one on rows
                 node, values = node.next_functions[0][0], values.flatten(0, -2)
@@ -56,6 +61,14 @@ class RecordingWeights(EffectiveWeights):
                 bias = bias.detach().view(-1, *[1] * (values.dim() - 2))
             self._results[node] = values, values._version, bias
         return result
+
+    def _made(self, weight: Tensor) -> bool:
+        """Whether it is an effective weight: only these are clones, or the sum with a leaf of ours."""
+        node = weight.grad_fn
+        if not self._light or node is None:
+            return isinstance(node, _Clone)
+        leaf = light_leaf(node)
+        return leaf is not None and any(leaf is each.w for each in self.maps.values())
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge
 from lightning_normtheory.autodiff.graph import nodes
 from lightning_normtheory.ntk.sample_axis import SampleAxis
 
-__all__ = ["Convolution", "Elementwise", "Lookup", "Outer", "Site", "Use", "parameter_uses", "passes_on"]
+__all__ = ["Convolution", "Elementwise", "Lookup", "Outer", "Site", "Use", "light_leaf", "parameter_uses", "passes_on"]
 
 # A group of a convolution in a loop takes as long as the products of this many positions.
 _LOOP = 64
@@ -245,8 +245,11 @@ class Use(NamedTuple):
     site: Site | None
 
 
-def parameter_uses(output: Tensor, leaves: Sequence[Tensor]) -> Iterator[Use]:
+def parameter_uses(output: Tensor, leaves: Sequence[Tensor], *, light: Sequence[Tensor] = ()) -> Iterator[Use]:
     """Find all uses of the leaves in the graph of ``output``, in an order that depends on the graph alone.
+
+    Args:
+        light: those of the leaves that are added to their values (see `WeightNormMap`), which counts as no use.
 
     Example:
         >>> layer = torch.nn.Linear(3, 2)
@@ -255,33 +258,42 @@ def parameter_uses(output: Tensor, leaves: Sequence[Tensor]) -> Iterator[Use]:
         (2,) Elementwise
         (2, 3) Product
     """
-    wanted = {id(leaf) for leaf in leaves}
+    wanted, added = {id(leaf) for leaf in leaves}, {id(leaf) for leaf in light}
     last: Any = output.grad_fn
     for node in nodes(output):
-        passed_on = _leaf_behind(node, wanted)
+        passed_on = _leaf_behind(node, wanted, added)
         if passed_on is not None:
             if node is last:  # the output is the parameter itself
                 yield Use(passed_on[0], GradientEdge(node, 0), None)
             continue
         for index, (source, _) in enumerate(node.next_functions):
-            behind = _leaf_behind(source, wanted)
+            behind = _leaf_behind(source, wanted, added)
             if behind is not None:
                 rule = _RULES.get(node.name())
                 yield Use(behind[0], GradientEdge(node, 0), rule(node, index, *behind) if rule else None)
 
 
-def _leaf_behind(node: Any, wanted: set[int]) -> tuple[Tensor, bool] | None:
+def _leaf_behind(node: Any, wanted: set[int], light: set[int]) -> tuple[Tensor, bool] | None:
     """The leaf that a node passes on, and whether it is transposed."""
     transposed = False
     while node is not None:
         variable = getattr(node, "variable", None)
         if variable is not None:
             return (variable, transposed) if id(variable) in wanted else None
+        if (leaf := light_leaf(node)) is not None and id(leaf) in light:
+            return leaf, transposed
         if not passes_on(node):
             return None
         transposed = transposed != (node.name() == "TBackward0")
         node = node.next_functions[0][0]
     return None
+
+
+def light_leaf(node: Any) -> Tensor | None:
+    """The leaf that an operation adds to a tensor without a gradient, or ``None``."""
+    if node.name() != "AddBackward0" or node.next_functions[0][0] is not None:
+        return None
+    return getattr(node.next_functions[1][0], "variable", None)
 
 
 def passes_on(node: Any) -> bool:

@@ -1,0 +1,87 @@
+"""R of the training set from passes over whole batches and the layers' structure, against passes over parts."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_normtheory.callbacks import NormTheory, RSCRatio
+
+from support.lit import CLASSES, FEATURES, Classifier, loader, rows, trainer
+
+# Two ways to round float32, on networks of about a hundred weights.
+ROUNDING = 1e-4
+ESTIMATES = ("rsc_ratio_train", "grad_norm_sq_train", "mean_predictor_grad_norm_sq_train")
+NAMES = ("rsc_ratio", "loss", "grad_norm_sq", *ESTIMATES, *(f"{name}_error" for name in ESTIMATES))
+
+
+class Turned(nn.Module):
+    """Has the samples in another order inside: sums over a batch are the same, those over parts of it are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+    def forward(self, x):
+        return self.net(x.roll(5, 0)).roll(-5, 0)
+
+
+class Squared(nn.Module):
+    """Uses a weight in a way that has no rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.scale = nn.Linear(FEATURES, CLASSES), nn.Parameter(torch.ones(CLASSES))
+
+    def forward(self, x):
+        return self.first(x) * self.scale.square()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Small networks count as large ones."""
+    monkeypatch.setattr("lightning_normtheory.callbacks.measurement.gradients._LARGE", 0)
+    monkeypatch.setattr("lightning_normtheory.ntk.batch_gram._MOST_COST", float("inf"))
+
+
+def measured(folder, callback, net, batch_size):
+    torch.manual_seed(0)
+    module = Classifier("plain" if isinstance(net, type) else net)
+    if isinstance(net, type):
+        module.net = net()
+    run = trainer([callback], max_epochs=3, default_root_dir=folder)
+    run.fit(module, loader(80, batch_size))
+    return [{name.removeprefix("normtheory/"): value for name, value in row.items()} for row in rows(folder).values()]
+
+
+@pytest.mark.parametrize("net", ["wn", "wn-hook", "plain", Turned, Squared])
+@pytest.mark.parametrize(("batch_size", "probe"), [(64, 64), (32, 64), (40, 72)])
+def test_estimates_are_those_of_parts(net, batch_size, probe, tmp_path):
+    parts = measured(tmp_path / "parts", RSCRatio(probe=probe, on_error="raise"), net, batch_size)
+    callback = NormTheory(probe=probe, on_error="raise")
+    found = measured(tmp_path / "whole", callback, net, batch_size)
+    for row, expected in zip(found, parts, strict=True):
+        for name in NAMES:
+            assert math.isfinite(row[name]), name
+            assert row[name] == pytest.approx(
+                expected[name], rel=ROUNDING, abs=ROUNDING * abs(row[name.removesuffix("_error")])
+            ), name
+    own = "restricted strong convexity" in {row[0] for row in callback.passes.rows()}
+    assert own == (net in (Turned, Squared))
+
+
+def test_the_first_measurement_compares_and_the_others_take_no_pass(tmp_path):
+    callback, tables = NormTheory(probe=64, on_error="raise"), []
+
+    class Recorded(Classifier):
+        def on_train_epoch_end(self):
+            tables.append({(row[0], row[1]): row[3] for row in callback.passes.rows()})
+
+    torch.manual_seed(0)
+    trainer([callback], max_epochs=2, default_root_dir=tmp_path).fit(Recorded("wn"), loader(80, 64))
+    own = [{kind for title, kind in table if title == "restricted strong convexity"} for table in tables]
+    assert own == [{"forward", "backward"}, set()]
+    # The whole batch once with its graph; its parts once for their losses.
+    assert tables[1]["Hessian", "forward"] == 128
+    assert tables[1]["Hessian", "backward"] == tables[1]["Hessian", "backward with its graph"] == 64
