@@ -206,8 +206,8 @@ def table_of_grams(
 
 
 def same_spread(first: Tensor, second: Tensor) -> bool:
-    """Whether two tables are the same but for rounding; sketches are not compared."""
-    first, second = (table[:, :_COLUMNS].cpu() for table in (first, second))
+    """Whether two tables are the same but for rounding and empty rows; sketches are not compared."""
+    first, second = (table[table[:, _SAMPLES] > 0, :_COLUMNS].cpu() for table in (first, second))
     if first.shape != second.shape:
         return False
     return bool(((first - second).abs() <= _SAME * second.abs().amax(0)).all())
