@@ -9,7 +9,6 @@ from rich.console import Console
 from benchmarks import (
     cost,
     device,
-    device_memory,
     first_step,
     hessian,
     limits,
@@ -24,10 +23,13 @@ from benchmarks import (
     trace,
     trainings,
 )
+from benchmarks.device import memory as device_memory
+
+# All models but the tiny one are the default.
+CASES = list(dict.fromkeys([*hessian.CASES, *ntk.CASES]))
 
 
-def main() -> None:
-    cases = list(dict.fromkeys([*hessian.CASES, *ntk.CASES]))
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "what",
@@ -41,7 +43,7 @@ def main() -> None:
         " or device, a report of whether everything works on a GPU; or device_memory, on a stand-in for one",
     )
     parser.add_argument(
-        "--case", action="append", choices=cases, help="only these models; default: all but the tiny one"
+        "--case", action="append", choices=CASES, help="only these models; default: all but the tiny one"
     )
     parser.add_argument("--runs", type=int, default=5, help="start vectors; the median is shown, and the worst")
     parser.add_argument("--epochs", type=int, default=4, help="of the fit whose overhead is measured")
@@ -53,7 +55,11 @@ def main() -> None:
     parser.add_argument("--device", help="of the report; default: the accelerator of this machine")
     parser.add_argument("--busy", action="store_true", help="limits: beside a process that copies memory")
     parser.add_argument("--output", type=Path, help="write every single measurement to this file, as JSON Lines")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
     if arguments.output:
         results.write_to(arguments.output)
     if "device" in arguments.what:
@@ -63,7 +69,7 @@ def main() -> None:
             print(error, file=sys.stderr)
             sys.exit(2)
     console = Console(width=130)
-    chosen = arguments.case or [name for name in cases if name != "tiny"]
+    chosen = arguments.case or [name for name in CASES if name != "tiny"]
     if "hessian" in arguments.what:
         for name in (name for name in chosen if name in hessian.CASES):
             console.print(hessian.cost_table(name))

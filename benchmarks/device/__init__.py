@@ -4,6 +4,7 @@
 * ``environment``: which devices there are, versions, flags, what the device has
 * ``compare``: every metric on the CPU and on the device
 * ``report``: all of it
+* ``memory``: what a measurement takes on a stand-in for a device, ``python -m benchmarks device_memory``
 """
 
 from benchmarks.device.environment import choose

@@ -130,7 +130,7 @@ def train(name: str, callback: str, free: float | None, device: torch.device) ->
 
 def table(only: list[str]) -> str:
     """Return the table of docs/reliability.md."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
     from support.accelerator import run
 
     heads = ["model", "size", "training step", "λ_max", "everything", *(f"{free} × free" for free in FREE)]
