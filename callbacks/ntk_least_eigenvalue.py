@@ -15,8 +15,7 @@ from lightning_normtheory.callbacks.engine.diagnostic import SAMPLE_SETTINGS, Di
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.output.messages import say, warn
 from lightning_normtheory.model.layers import layer_of_parameter
-from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
-from lightning_normtheory.ntk.result import Outputs, TangentKernel
+from lightning_normtheory.ntk.result import Outputs, TangentKernel, kernel_change, label_alignment
 from lightning_normtheory.ntk.strategies import MOST_ROWS, Effort
 from lightning_normtheory.record.wording import join_names
 from lightning_normtheory.theorems.papers.dgm import DGMForm

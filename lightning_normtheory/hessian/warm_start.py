@@ -1,7 +1,7 @@
 """Follow λ_max of the loss's Hessian from one measurement to the next."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -369,11 +369,7 @@ class _Others:
         self._fitting = set(_fitting(vectors, space))
         # Rows: v₂ and s in terms of the vectors that are kept.
         self._rows = torch.eye(2, dtype=torch.float64, device="cpu")
-        gram = torch.zeros(2, 2, dtype=torch.float64, device="cpu")
-        for _, first, second in self._pieces():
-            gram += torch.tensor(
-                [[dot(a, b) for b in (first, second)] for a in (first, second)], dtype=torch.float64, device="cpu"
-            )
+        gram = self._added(parts @ parts.t() for _, parts in self._pieces())
         size = float(gram[0, 0]) ** 0.5
         across = float(gram[1, 1]) - float(gram[0, 1]) ** 2 / size**2 if size > 0 else 0.0
         self.missing = not (0 < size < math.inf and 0 < across < math.inf)
@@ -386,33 +382,33 @@ class _Others:
     @classmethod
     def read(cls, vectors: Mapping[str, Tensor], space: FlatParameters) -> "_Others | None":
         """None if one of them is missing."""
-        others = cls(vectors, space)
-        return None if others.missing else others
+        others = cls(vectors, space) if _fitting(vectors, space) else None
+        return None if others is None or others.missing else others
 
     def add_to(self, total: Tensor, weights: Sequence[float]) -> None:
         """Add a combination of both in place."""
-        a, b = (torch.tensor(weights, dtype=torch.float64, device="cpu") @ self._rows).tolist()
-        for where, first, second in self._pieces():
-            total[where].add_(first, alpha=a).add_(second, alpha=b)
+        coefficients = torch.tensor(weights, dtype=torch.float64, device="cpu") @ self._rows
+        on_device = coefficients.to(self._space.dtype).to(self._space.device)
+        for where, parts in self._pieces():
+            total[where].addmv_(parts.t(), on_device)
 
     def dots(self, x: Tensor) -> list[float]:
         """The inner products with both."""
-        sums = [0.0, 0.0]
-        for where, *parts in self._pieces():
-            sums = [each + dot(part, x[where]) for each, part in zip(sums, parts)]
-        return (self._rows @ torch.tensor(sums, dtype=torch.float64, device="cpu")).tolist()
+        return (self._rows @ self._added(parts @ x[where] for where, parts in self._pieces())).tolist()
 
-    def _pieces(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Parts of the vectors that are kept, with their place in a flat vector."""
+    def _added(self, sums: Iterable[Tensor]) -> Tensor:
+        """Add up what the pieces give, in float64. Inside of a piece float32 is enough for a test."""
+        return torch.stack([each.cpu().double() for each in sums]).sum(0)
+
+    def _pieces(self) -> Iterator[tuple[slice, Tensor]]:
+        """Parts (2, …) of the vectors that are kept, with their place in a flat vector."""
         begin, piece = 0, _CACHED if self._space.device.type == "cpu" else _PIECE
         for name, p in self._space.parameters.items():
             if name in self._fitting:
                 rows = self._vectors[name][2:].reshape(2, -1)
                 for at in range(0, p.numel(), piece):
-                    first, second = (
-                        row[at : at + piece].view(_SHORT).to(self._space.device).to(self._space.dtype) for row in rows
-                    )
-                    yield slice(begin + at, begin + at + len(first)), first, second
+                    parts = rows[:, at : at + piece].view(_SHORT).to(self._space.device).to(self._space.dtype)
+                    yield slice(begin + at, begin + at + parts.shape[1]), parts
             begin += p.numel()
 
 

@@ -221,11 +221,10 @@ def _iterate(
 
 def _with_vectors(pair: Pair, w: Tensor, ritz: Tensor, basis: Tensor, starts: int) -> Pair:
     """Add the vector, and those of ``starts``. The residual vector is w times the last coefficient."""
-    vector = ritz[:, 0] @ basis
-    vector.div_(vector.norm())
+    leading = ritz[:, : max(starts, 1)].t() @ basis
+    vector = leading[0] / leading[0].norm()
     if not starts:
         return pair._replace(vector=vector)
-    leading = ritz[:, :starts].t() @ basis
     if pair.scale > 0:
         leading[0].add_(w, alpha=float(ritz[-1, 0]) / pair.scale)
     return pair._replace(vector=vector, starts=leading)

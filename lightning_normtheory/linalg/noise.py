@@ -31,8 +31,8 @@ class Noise:
         generator = torch.Generator(device="cpu").manual_seed(seed)
         numbers = torch.randn(min(size, _BLOCK), generator=generator, device="cpu")
         blocks = -(-size // _BLOCK)
-        signs = torch.randint(0, 2, (blocks,), generator=generator, device="cpu") if blocks > 1 else torch.ones(blocks)
-        self._signs: list[float] = (2.0 * signs - 1).tolist()
+        signs = torch.randint(0, 2, (blocks,), generator=generator, device="cpu") if blocks > 1 else None
+        self._signs = [1.0] * blocks if signs is None else (2.0 * signs - 1).tolist()
         squares = numbers.double().square()
         last = size - (blocks - 1) * _BLOCK
         self.norm = ((blocks - 1) * float(squares.sum()) + float(squares[:last].sum())) ** 0.5

@@ -16,12 +16,14 @@ In the order in which a measurement passes through the modules:
 * ``factors``: the gradients of one parameter as factors; WeightNorm's split into lengths and directions
 * ``gram``: Gram matrices of such factors without forming gradients
 * ``rank``: limits of the rank, duplicate samples
-* ``result``: `TangentKernel`, its parts, spectrum and error bound
-* ``dynamics``: compare a kernel with an earlier one and with the labels
+* ``result``: `TangentKernel`, its parts, spectrum and error bound; compare it with an earlier one and with the labels
+
+And, for the spread of the loss's gradients:
+
+* ``batch_gram``: inner products of the gradients of samples, from the pass that computes the gradient of their sum
 """
 
-from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
 from lightning_normtheory.ntk.empirical import empirical_ntk
-from lightning_normtheory.ntk.result import TangentKernel
+from lightning_normtheory.ntk.result import TangentKernel, kernel_change, label_alignment
 
 __all__ = ["TangentKernel", "empirical_ntk", "kernel_change", "label_alignment"]

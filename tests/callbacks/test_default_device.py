@@ -19,8 +19,10 @@ from support.accelerator.trainer import arguments
 @contextlib.contextmanager
 def set_globally(device):
     torch.set_default_device(device)
-    yield
-    torch.set_default_device(None)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
 
 
 def measured(net, x, y):

@@ -15,7 +15,7 @@ from lightning_normtheory.linalg.precision import device_for_float64, norm_in_fl
 from lightning_normtheory.linalg.spectrum import spectral_norm
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.statistics import hold_batch_statistics
-from lightning_normtheory.ntk.dynamics import kernel_change, label_alignment
+from lightning_normtheory.ntk.result import kernel_change, label_alignment
 from lightning_normtheory.rsc import add_gradients, rsc_of_one_batch
 from lightning_normtheory.theorems import (
     applicable_theorems,

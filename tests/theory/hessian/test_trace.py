@@ -174,7 +174,7 @@ def test_it_shares_the_graph_of_the_gradient(monkeypatch):
     differentiated = []
     original = LossHessian._differentiate
     monkeypatch.setattr(
-        LossHessian, "_differentiate", lambda self, index: differentiated.append(index) or original(self, index)
+        LossHessian, "_differentiate", lambda self, index, *rest: differentiated.append(index) or original(self, index)
     )
     model, batches = prepared("mlp", train=False), batches_of(MODELS["mlp"])
     with hessian_operator(model, sum_square, batches) as hessian:
