@@ -23,6 +23,10 @@ from lightning_normtheory.rsc_train import RSCTrain, same_spread
 
 __all__ = ["Measurement"]
 
+# The structure of the layers is compared with passes over parts of batches at the first, and then after so many
+# measurements.
+_VERIFIED = 16
+
 
 class Measurement:
     """All quantities of one measurement. Each one is computed on first use, and leaves the run unchanged.
@@ -109,7 +113,13 @@ class Measurement:
     @property
     def _knows_gradients(self) -> bool:
         """Whether `rsc` takes no pass. The same in all processes, whichever of them has asked for it."""
-        return self.curvature.gradients is not None or "_gradients" in vars(self)
+        return self._usable_gradients is not None or "_gradients" in vars(self)
+
+    @property
+    def _usable_gradients(self) -> ProbeGradients | None:
+        """Those of the pass that the Hessian has made before, unless their spread has to be verified first."""
+        verified = not self.curvature.uses_structure or bool(self.function.findings.structured)
+        return self.curvature.gradients if verified else None
 
     @property
     def outputs_failure(self) -> str:
@@ -119,11 +129,15 @@ class Measurement:
     @cached_property
     def _gradients(self) -> ProbeGradients:
         """The gradients of the pass that the Hessian has made before, or of passes of their own."""
-        found, findings = self.curvature.gradients, self.function.findings
-        if found is not None and (not self.curvature.uses_structure or findings.structured):
+        found, findings = self._usable_gradients, self.function.findings
+        if found is not None:
+            findings.structured_uses += self.curvature.uses_structure
+            if self.curvature.uses_structure and findings.structured_uses % _VERIFIED == 0:
+                findings.structured = None  # compare again: a layer without gradients then may have some now
             return found
         own = retry_smaller(self.function, partial(measure_gradients, self.function, strict=self._strict))
-        if self.curvature.uses_structure:  # once in a fit
+        if self.curvature.uses_structure:
+            found = self.curvature.gradients
             findings.structured = found is not None and same_spread(found.table, own.table)
         return found if found is not None and findings.structured else own
 

@@ -29,7 +29,8 @@ class Findings:
         graph_size: of the gradient's graph on a batch; ``None`` until a Hessian is measured.
         separable: whether the loss of a batch is the mean of the losses of its parts; ``None`` until that is tried.
         structured: whether the layers' structure gives the gradients of parts of a batch (`BatchGram`); ``None`` until
-            that is tried.
+            that is tried, or tried again.
+        structured_uses: how many measurements have relied on it.
         remedy: what to pass for an unknown loss; empty: a loss function.
         seconds: the time of a gradient, forward and backward, on the batch of the trial; 0 if unknown.
         samples: the number of samples in that batch.
@@ -51,6 +52,7 @@ class Findings:
     graph_size: GraphSize | None = None
     separable: bool | None = None
     structured: bool | None = None
+    structured_uses: int = 0
     remedy: str = ""
     seconds: float = 0.0
     samples: int = 0

@@ -1,5 +1,6 @@
 """Find the predictor f in the loss: the call of the model whose output the loss is computed from."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -77,6 +78,25 @@ class Call:
     outputs: list[tuple[Keys, Tensor, Any]] = dataclasses.field(default_factory=list)  # each with its node in the graph
 
 
+class _Watched:
+    """A forward pass that is watched. A copy of its module, such as a teacher that the step makes, gets the plain one.
+
+    Args:
+        forward: the plain one.
+        call: runs instead of it.
+    """
+
+    def __init__(self, forward: Callable[..., Any], call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, forward)
+        self._forward, self._call = forward, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        return copy.deepcopy(self._forward, memo)
+
+
 class RecordedCalls:
     """Records every call of a forward pass of a module and its submodules.
 
@@ -106,7 +126,6 @@ class RecordedCalls:
             yield
 
     def _wrap(self, path: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(forward)
         def call(*args: Any, **kwargs: Any) -> Any:
             number = self._numbers.get(path, 0)
             self._numbers[path] = number + 1
@@ -122,7 +141,7 @@ class RecordedCalls:
             found.outputs = [(keys, value, value.grad_fn) for keys, value in tensors_in(output)]
             return output
 
-        return call
+        return _Watched(forward, call)
 
     def _run_until(self, number: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         assert self._stop_at is not None

@@ -255,8 +255,13 @@ def _deflated(hessian: LossHessian, project: Product) -> Product:
     return lambda x: project(hessian @ project(x))
 
 
+def is_asymmetric(pair: Pair) -> bool:
+    """Whether the computed H is less symmetric than the pair is precise."""
+    return pair.asymmetry > _ASYMMETRY * max(abs(pair.value), pair.residual)
+
+
 def _warn_of_asymmetry(pair: Pair) -> bool:
-    if pair.asymmetry <= _ASYMMETRY * max(abs(pair.value), pair.residual):
+    if not is_asymmetric(pair):
         return False
     found = f"The Hessian computed by autograd is not symmetric (|uᵀHv − vᵀHu| = {pair.asymmetry:.2g}, eigenvalue "
     if pair.vector.dtype != torch.float64 and pair.asymmetry <= _ASYMMETRY * pair.scale:

@@ -14,6 +14,7 @@ from lightning_normtheory.hessian.eigenvalues import (
     Eigenpair,
     Method,
     basis_for,
+    is_asymmetric,
     judged,
     leading_eigenpairs,
     mixed_start,
@@ -62,7 +63,7 @@ class Check(NamedTuple):
         gaps: (λ_max − ρ_i)/|λ_max| at the last long iteration, for each of the other vectors.
         image: a random projection of H y in the last measurement, without its part along the other vectors.
         usual: ‖ΔH y‖ relative to the change of v₁, where it was no sign of another leading eigenvector.
-        scale: a lower bound of ‖H‖ at the last long iteration.
+        scale: a lower bound of ‖H‖ at the last long iteration, less if λ_max has become smaller since.
         age: the number of measurements since the last long iteration.
     """
 
@@ -231,7 +232,9 @@ class _Measurement:
             at_least = _NEAR_PRODUCTS if near else COLD_PRODUCTS
             return _Plan([self._start(first, seen.rest)], None, at_least, in_vain=changed and not near)
         give_back(seen.rest)
-        return _Plan([image, first], check._replace(image=seen.image, usual=self._usual, age=check.age + 1))
+        scale = check.scale * min(1.0, abs(value) / max(abs(check.value), _TINY))  # H may have become smaller
+        left = check._replace(image=seen.image, usual=self._usual, scale=scale, age=check.age + 1)
+        return _Plan([image, first], left)
 
     def _product(self, vector: Tensor) -> Tensor:
         self._used += 1
@@ -259,7 +262,7 @@ class _Measurement:
         pair = self._lanczos(
             self._hessian.unchecked,
             plan.vectors.pop,
-            max_products=self._max_hvps - self._used - 1,  # the last one is for the test
+            max_products=self._max_hvps - self._used,
             at_least=plan.at_least,
             starts=3,
         )
@@ -271,7 +274,9 @@ class _Measurement:
         same = not abs(pair.value - value) > residual  # the same eigenvalue, or unknown
         if plan.in_vain and same:
             return pair._replace(products=self._used), left.longer_pause()
-        seen = self._look(left) if plan.test and pair.converged else None
+        # An asymmetry shows in a long iteration only, so none but these may follow. The test takes a product.
+        testable = plan.test and pair.converged and not is_asymmetric(pair) and self._used < self._max_hvps
+        seen = self._look(left) if testable else None
         if seen is not None:
             gaps = [(pair.value - curvature) / max(abs(pair.value), _TINY) for curvature in seen.curvatures]
             usual = self._usual if same else 0.0
@@ -351,7 +356,7 @@ def _bytes(part: Tensor, size: int) -> Tensor:
 
 def _two_bytes(part: Tensor) -> Tensor:
     """Return the bytes of bfloat16 (2, *shape)."""
-    return part.to(_FIRST).cpu().reshape(-1).view(torch.uint8).view(2, *part.shape)
+    return part.cpu().to(_FIRST).reshape(-1).view(torch.uint8).view(2, *part.shape)
 
 
 def _first(vectors: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None:
@@ -406,8 +411,8 @@ class _Others:
         for name, p in self._space.parameters.items():
             if name in self._fitting:
                 rows = self._vectors[name][2:].reshape(2, -1)
-                for at in range(0, p.numel(), piece):
-                    parts = rows[:, at : at + piece].view(_SHORT).to(self._space.device).to(self._space.dtype)
+                for at in range(0, p.numel(), piece):  # on the CPU: not every device has float8
+                    parts = rows[:, at : at + piece].view(_SHORT).to(self._space.dtype).to(self._space.device)
                     yield slice(begin + at, begin + at + parts.shape[1]), parts
             begin += p.numel()
 

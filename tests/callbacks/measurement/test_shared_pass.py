@@ -1,5 +1,6 @@
 """One pass over the probe for loss, gradient, outputs and the Hessian's graph."""
 
+import copy
 import math
 import pickle
 from unittest import mock
@@ -56,6 +57,17 @@ class Named(Classifier):
         return nn.functional.cross_entropy(output, batch[1])
 
 
+class CopiedTeacher(Classifier):
+    """Makes a teacher in the step, and changes it."""
+
+    def training_step(self, batch, batch_idx):
+        teacher = copy.deepcopy(self).requires_grad_(False)
+        with torch.no_grad():
+            for p in teacher.parameters():
+                p.mul_(0.5)
+        return (self(batch[0]) - teacher(batch[0])).square().mean()
+
+
 class WithTeacher(Classifier):
     """Also returns a tensor that keeps no version."""
 
@@ -106,6 +118,24 @@ def test_one_forward_pass_serves_the_graph_the_gradient_and_the_outputs(tmp_path
     measured(tmp_path, callback, Classifier("bn"))
     passes = kinds(callback, "Hessian")
     assert passes["forward"] == passes["backward with its graph"] == passes["backward"] == 24
+
+
+def test_a_copy_of_the_model_that_the_step_makes_is_not_watched(tmp_path):
+    module, seen = CopiedTeacher("plain"), []
+    callback = NormTheory(probe=24, on_error="raise")
+
+    def compare(trainer, pl_module):
+        x = torch.cat([batch.data[0] for batch in callback.probe.batches(0, 1)])
+        y = torch.zeros(len(x), dtype=torch.long)
+        seen.append(float(module.training_step((x, y), 0)))
+
+    after = pl.Callback()
+    after.on_train_epoch_end = compare
+    torch.manual_seed(0)
+    trainer([callback, after], max_epochs=1, default_root_dir=tmp_path).fit(module, loader(40, 8))
+    found = rows(tmp_path)[0]["normtheory/loss"]
+    assert found > 0
+    assert found == pytest.approx(seen[0], rel=ROUNDING)
 
 
 def test_outputs_that_were_changed_in_place_are_computed_again(tmp_path):

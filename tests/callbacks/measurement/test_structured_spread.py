@@ -85,3 +85,16 @@ def test_the_first_measurement_compares_and_the_others_take_no_pass(tmp_path):
     # The whole batch once with its graph; its parts once for their losses.
     assert tables[1]["Hessian", "forward"] == 128
     assert tables[1]["Hessian", "backward"] == tables[1]["Hessian", "backward with its graph"] == 64
+
+
+def test_it_compares_again_after_a_number_of_measurements(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_normtheory.callbacks.measurement.measurement._VERIFIED", 2)
+    callback, own = NormTheory(probe=64, on_error="raise"), []
+
+    class Recorded(Classifier):
+        def on_train_epoch_end(self):
+            own.append("restricted strong convexity" in {row[0] for row in callback.passes.rows()})
+
+    torch.manual_seed(0)
+    trainer([callback], max_epochs=7, default_root_dir=tmp_path).fit(Recorded("wn"), loader(80, 64))
+    assert own == [True, False, False, True, False, False, True]

@@ -183,6 +183,50 @@ def test_no_more_products_than_allowed(most):
         assert not pair.converged or pair.residual < 1e-5
 
 
+@pytest.mark.parametrize("most", [20, 30])
+def test_all_products_are_used_before_it_gives_up(most):
+    """The callback tells by their number that more of them would help."""
+    last, spectrum = WarmStart(), torch.linspace(0.99, 1.0, 300)
+    for _ in range(3):
+        hessian = MovingHessian(torch.eye(300), spectrum, torch.ones(300), torch.float32)
+        pair, last = follow_top_eigenvalue(hessian, last, method="lanczos", tol=1e-6, max_hvps=most)
+        assert not pair.converged
+        assert pair.hvps == most
+
+
+class Asymmetric(MovingHessian):
+    """Has a wrong derivative across the leading eigenvector, e₁."""
+
+    def __matmul__(self, vector):
+        product = super().__matmul__(vector)
+        product[2] += 1.5 * vector[1]
+        return product
+
+    unchecked = __matmul__
+
+
+def test_an_asymmetric_hessian_is_reported_at_every_measurement():
+    last, spectrum = WarmStart(), torch.cat([torch.tensor([2.0]), torch.linspace(-0.1, 0.1, 60)])
+    for _ in range(4):
+        hessian = Asymmetric(torch.eye(61), spectrum, torch.ones(61), torch.float32)
+        with pytest.warns(UserWarning, match="not symmetric"):
+            pair, last = follow_top_eigenvalue(hessian, last, **LANCZOS)
+        assert not pair.converged
+
+
+def test_a_hessian_that_shrinks_is_followed_as_precisely():
+    """Rounding is relative to what ‖H‖ is now, not to what it was."""
+    followed = Several()
+    for shrunk in (1.0, 1.0, 1e-5, 1e-10):
+        hessian = CASES["calm"].sequence(0)[0]
+        hessian._values *= shrunk
+        pair = followed.measure(hessian)
+        assert pair.converged
+        assert pair.value == pytest.approx(shrunk * hessian.top, rel=1e-3)
+        assert pair.residual <= 1e-2 * pair.value
+        assert followed.last.check.scale <= 1.01 * float(hessian._values.abs().max())
+
+
 @pytest.mark.parametrize(
     "values", [[0.0], [2.0], [-2.0], [2.0, 1.0], [3.0, 2.0, 1.0], [0.0] * 5, [-1.0, -2.0, -3.0, -4.0]]
 )
