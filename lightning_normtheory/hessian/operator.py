@@ -297,7 +297,8 @@ class LossHessian:
         """The gradients, by parameter and at edges, of another scalar of the last forward pass, whose graph is kept."""
         leaves = self._leaves()
         with self._weights.in_backward(), twice_differentiable():
-            found = torch.autograd.grad(value, [*leaves, *edges], retain_graph=True, allow_unused=True)
+            wanted: list[Any] = [*leaves, *edges]
+            found = torch.autograd.grad(value, wanted, retain_graph=True, allow_unused=True)
         gradients = {leaf: each for leaf, each in zip(leaves, found) if each is not None}
         return self._by_parameter(gradients), found[len(leaves) :]
 
@@ -330,7 +331,8 @@ class LossHessian:
         leaves = self._leaves()
         with self._weights.in_backward(), twice_differentiable():
             edges = [] if observer is None else observer.edges(loss)
-            found = torch.autograd.grad(loss.sum(), [*leaves, *edges], create_graph=True, allow_unused=True)
+            wanted: list[Any] = [*leaves, *edges]
+            found = torch.autograd.grad(loss.sum(), wanted, create_graph=True, allow_unused=True)
         gradients = found[: len(leaves)]
         if time.perf_counter() - begin > _SLOW:
             stop_at_nodes(gradient for gradient in gradients if gradient is not None)
