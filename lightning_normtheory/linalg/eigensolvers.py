@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.linalg.arithmetic import operand_eps
-from lightning_normtheory.linalg.inner_products import dot
+from lightning_normtheory.linalg.inner_products import dot, norms
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.measuring.workspace import empty, give_back
 
-__all__ = ["AT_LEAST_LANCZOS", "Pair", "Product", "Which", "batched_lanczos", "lanczos", "power_iteration"]
+__all__ = ["AT_LEAST_LANCZOS", "Pair", "Product", "Which", "batched_lanczos", "is_small", "lanczos", "power_iteration"]
 
 Product = Callable[[Tensor], Tensor]
 Start = Tensor | Callable[[], Tensor]
@@ -37,7 +37,8 @@ class Pair(NamedTuple):
         asymmetry: the largest |uᵀHv − vᵀHu| that occurred, for unit vectors: rounding, if H is symmetric.
         scale: a lower bound of ‖H‖, relative to which products are rounded.
         starts: the leading Ritz vectors (k, p) to begin a later run with, if asked for, the first after a
-            step along its residual, v + (Hv − λv)/‖H‖, which needs no further product.
+            step along its residual, v + (Hv − λv)/‖H‖, which needs no further product. They and the vector are in
+            memory that can be given back.
     """
 
     value: float
@@ -72,14 +73,14 @@ def power_iteration(
         return pair._replace(value=-pair.value)
     project = project or (lambda v: v)
     first: Tensor = _vector(start)
-    first = first / first.norm()
+    first = first / norms(first)
     x: Tensor = first
     shift, scale, asymmetry = 0.0, 0.0, 0.0
     last: tuple[Tensor, Tensor] | None = None  # the iterate before x, and H times it
     for products in range(1, max_products + 1):
         tick("product")
         Hx = product(x)
-        value, size = dot(x, Hx), float(Hx.norm())
+        value, size = dot(x, Hx), float(norms(Hx))
         scale = max(scale, size)
         residual = math.sqrt(max(size**2 - value**2, 0.0))
         ritz = _Ritz(value, (0.0, 1.0), residual, 0.0) if last is None else _ritz_of_plane(*last, x, Hx, which)
@@ -89,14 +90,14 @@ def power_iteration(
         near = ritz.residual <= max(4 * tol, 0.02) * abs(ritz.value) or ritz.residual <= 1e-3 * scale
         if (wanted and near) or products == max_products:
             pair = _pair(ritz, *(last or (x, Hx)), x, Hx, products, asymmetry, scale)
-            if wanted and _small_enough(pair.residual, pair.value, scale, tol if products >= _AT_LEAST else 0.0, x):
+            if wanted and is_small(pair.residual, pair.value, scale, tol if products >= _AT_LEAST else 0.0, x):
                 return pair._replace(converged=True)
         if which == "algebraic" and value + shift < 0 and residual <= 0.1 * abs(value):
             shift = abs(value) + residual
             x, last = project(_without(first, x)), None
         else:
             following = project(torch.add(Hx, x, alpha=shift) if shift else Hx)
-            x, last = following / following.norm(), (x, Hx)
+            x, last = following / norms(following), (x, Hx)
     return pair
 
 
@@ -135,9 +136,9 @@ def _pair(
     """Compute the vector and its exact residual."""
     a, b = ritz.coefficients
     vector, image = torch.add(a * x, y, alpha=b), torch.add(a * Hx, Hy, alpha=b)
-    size = float(vector.norm())
+    size = float(norms(vector))
     value = dot(vector, image) / size**2
-    residual = float(torch.add(image, vector, alpha=-value).norm()) / size
+    residual = float(norms(torch.add(image, vector, alpha=-value))) / size
     return Pair(value, vector / size, residual, False, products, asymmetry, scale)
 
 
@@ -204,7 +205,7 @@ def _iterate(
         enough = tol if products >= at_least else 0.0
         for i in [i for i, pair in enumerate(pairs) if pair is None]:
             value, residual = float(values[i, 0]), float(residuals[i])
-            converged = bool(exhausted[i]) or _small_enough(residual, value, float(scale[i]), enough, w)
+            converged = bool(exhausted[i]) or is_small(residual, value, float(scale[i]), enough, w)
             if converged or products == max_products:
                 pair = Pair(value, w[i], residual, converged, products, float(krylov.asymmetry[i]), float(scale[i]))
                 pairs[i] = _with_vectors(pair, w[i], vectors[i].to(w), krylov.basis[i], starts)
@@ -221,13 +222,20 @@ def _iterate(
 
 def _with_vectors(pair: Pair, w: Tensor, ritz: Tensor, basis: Tensor, starts: int) -> Pair:
     """Add the vector, and those of ``starts``. The residual vector is w times the last coefficient."""
-    leading = ritz[:, : max(starts, 1)].t() @ basis
-    vector = leading[0] / leading[0].norm()
+    vector = _combined(ritz[:, :1], basis)[0]
+    vector.div_(norms(vector))
     if not starts:
         return pair._replace(vector=vector)
+    leading = _combined(ritz[:, :starts], basis)
     if pair.scale > 0:
         leading[0].add_(w, alpha=float(ritz[-1, 0]) / pair.scale)
     return pair._replace(vector=vector, starts=leading)
+
+
+def _combined(coefficients: Tensor, basis: Tensor) -> Tensor:
+    """Combinations of a basis (m, p) with coefficients (m, k)."""
+    out = empty(coefficients.shape[1], basis.shape[1], dtype=basis.dtype, device=basis.device)
+    return torch.mm(coefficients.t(), basis, out=out)
 
 
 class _Krylov:
@@ -244,7 +252,7 @@ class _Krylov:
         self.maps, self._size = b, size
         self._Q = empty(b, size, p, dtype=start.dtype, device=start.device)
         self._Q[:, 0] = start
-        self._Q[:, 0].div_(start.norm(dim=1, keepdim=True))
+        self._Q[:, 0].div_(norms(start)[:, None])
         self._T = torch.zeros(b, size, size, dtype=torch.float64, device="cpu")  # not every device has float64
         self._j = 0
         # The vectors along which H q_j has components, besides the next one, and the components but for q_j itself.
@@ -276,7 +284,7 @@ class _Krylov:
         w.unsqueeze(1).baddbmm_(rest[:, None], self.basis, alpha=-1)
         wrong = rest[:, : self._j].abs().amax(1) if self._j else torch.zeros_like(diagonal)
         w = w if project is None else project(w)
-        self._norms = w.norm(dim=1)
+        self._norms = norms(w)
         # All numbers in one copy: the host waits for the device once for each product.
         diagonal, wrong, beta = torch.stack([diagonal, wrong, self._norms]).cpu().double()
         if not bool(torch.isfinite(diagonal + beta).all()):
@@ -334,8 +342,8 @@ def _order(values: Tensor, which: Which) -> Tensor:
     return keys[which].argsort(dim=-1, descending=True)
 
 
-def _small_enough(residual: float, value: float, scale: float, tol: float, like: Tensor) -> bool:
-    # A residual below a few units in the last place of ‖H‖ is rounding: a zero eigenvalue never gets a smaller one.
+def is_small(residual: float, value: float, scale: float, tol: float, like: Tensor) -> bool:
+    """Whether a residual is at most tol·|λ|, or rounding: a zero eigenvalue never gets a smaller one."""
     return residual <= max(tol * abs(value), _rounding(like) * scale)
 
 
@@ -346,5 +354,5 @@ def _rounding(like: Tensor) -> float:
 
 def _without(start: Tensor, x: Tensor) -> Tensor:
     rest = torch.add(start, x, alpha=-dot(start, x))
-    size = float(rest.norm())
+    size = float(norms(rest))
     return rest / size if size > 1e-3 else x

@@ -1,18 +1,22 @@
 """Inner products of vectors as large as a model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from lightning_normtheory.linalg.precision import device_for_float64, to_float64
 
-__all__ = ["add_in_float64", "dot", "exact_dot"]
+__all__ = ["add_combination", "add_in_float64", "combine", "dot", "dots", "exact_dot", "norms"]
 
 # Entries at once: on the CPU those that fit into its cache, on other devices those that need little memory.
 _CACHED, _PIECE = 2**18, 2**22
+# Entries of a float32 sum by BLAS: its error is 3e-8 of the lengths.
+_SUMMED = 2**16
 # Entries of a sum without float64 that the CPU adds up in the end.
 _FEW = 2**14
+# Entries whose norm is computed at once.
+_SEGMENT = 2**12
 
 
 def dot(x: Tensor, y: Tensor) -> float:
@@ -29,6 +33,68 @@ def dot(x: Tensor, y: Tensor) -> float:
     if device_for_float64(x.device) != x.device:
         return float(to_float64(torch.cat([_few_sums(a * b) for a, b in _pieces(x, y)])).sum())
     return float(sum((a * b).sum(dtype=torch.float64) for a, b in _pieces(x, y)))
+
+
+def dots(vectors: Sequence[Tensor], x: Tensor) -> list[float]:
+    """⟨v, x⟩ for several flat vectors, each in less than half of the time of `dot`, with a relative error of 1e-7 of
+    ‖v‖‖x‖ in float32. The host waits for a device once.
+
+    Example:
+        >>> dots([torch.ones(3), torch.arange(3.0)], torch.arange(3.0))
+        [3.0, 5.0]
+    """
+    if not vectors:
+        return []
+    size = _SUMMED if x.device.type == "cpu" else _PIECE
+    pieces = [torch.stack([torch.dot(v, piece) for v in parts]) for *parts, piece in _split(size, *vectors, x)]
+    return to_float64(torch.stack(pieces)).sum(0).tolist()
+
+
+def add_combination(vectors: Sequence[Tensor], coefficients: Sequence[float], out: Tensor) -> Tensor:
+    """Add Σ_i c_i v_i to a flat vector in place, and return it: piece by piece, so that each stays in the cache.
+
+    Example:
+        >>> add_combination([torch.ones(3), torch.arange(3.0)], [1.0, 2.0], torch.zeros(3))
+        tensor([1., 3., 5.])
+    """
+    for *parts, into in _split(_CACHED if out.device.type == "cpu" else len(out), *vectors, out):
+        for part, c in zip(parts, coefficients):
+            into.add_(part, alpha=c)
+    return out
+
+
+def combine(vectors: Sequence[Tensor], coefficients: Sequence[Sequence[float]], outs: Sequence[Tensor]) -> None:
+    """Write the combinations Σ_j c_ij v_j to several flat vectors, in one pass over all.
+
+    Example:
+        >>> outs = torch.empty(3), torch.empty(3)
+        >>> combine([torch.ones(3), torch.arange(3.0)], [[1.0, 2.0], [1.0, 0.0]], outs)
+        >>> outs
+        (tensor([1., 3., 5.]), tensor([1., 1., 1.]))
+    """
+    size = _CACHED // len(outs) if outs[0].device.type == "cpu" else len(outs[0])
+    for pieces in _split(size, *vectors, *outs):
+        (first, *parts), into = pieces[: len(vectors)], pieces[len(vectors) :]
+        for out, (c, *others) in zip(into, coefficients):
+            torch.mul(first, c, out=out)
+            for part, other in zip(parts, others):
+                out.add_(part, alpha=other)
+
+
+def norms(x: Tensor) -> Tensor:
+    """‖x‖ along the last axis, in the dtype and on the device of x: nobody waits for it.
+
+    On the CPU, `Tensor.norm` adds up the squares one after the other: for a flat vector of 10⁷ entries in float32 its
+    error is 3e-4, for 10⁸ it is 1e-2. Here it is the norm of the norms of short segments.
+
+    Example:
+        >>> norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
+        tensor([5., 2.])
+    """
+    whole = x.shape[-1] // _SEGMENT * _SEGMENT
+    segments = torch.linalg.vector_norm(x[..., :whole].unflatten(-1, (-1, _SEGMENT)), dim=-1)
+    rest = torch.linalg.vector_norm(x[..., whole:], dim=-1, keepdim=True)
+    return torch.linalg.vector_norm(torch.cat([segments, rest], -1), dim=-1)
 
 
 def exact_dot(x: Tensor, y: Tensor) -> float:
@@ -54,9 +120,12 @@ def add_in_float64(total: Tensor, x: Tensor, weight: float) -> Tensor:
     return square
 
 
-def _pieces(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    size = _CACHED if x.device.type == "cpu" else _PIECE
-    return zip(x.split(size), y.split(size))
+def _pieces(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return _split(_CACHED if x.device.type == "cpu" else _PIECE, x, y)
+
+
+def _split(size: int, *vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(vector.split(size) for vector in vectors))
 
 
 def _few_sums(values: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ from torch import Tensor
 
 __all__ = ["converted", "device_for_float64", "norm_in_float64", "to_float64"]
 
+# Entries that are converted at once.
+_CACHED = 2**18
+
 
 @cache
 def _has_float64(device_type: str) -> bool:
@@ -43,11 +46,20 @@ def to_float64(tensor: Tensor) -> Tensor:
 def norm_in_float64(tensor: Tensor, dim: int | list[int] | None = None) -> Tensor:
     """Compute ‖x‖₂ of all entries, or along some axes, with a sum in float64, where `to_float64` puts it.
 
+    In pieces that fit into the processor's cache: a copy in float64 would take much memory, and time.
+
     Example:
         >>> norm_in_float64(torch.tensor([[3.0, 4.0], [0.0, 2.0]]), dim=1)
         tensor([5., 2.], dtype=torch.float64)
     """
-    return torch.linalg.vector_norm(tensor.to(device_for_float64(tensor.device)), dim=dim, dtype=torch.float64)
+    axes = [] if dim is None else [axis % tensor.dim() for axis in ([dim] if isinstance(dim, int) else dim)]
+    if dim is None:
+        pieces = [torch.linalg.vector_norm(to_float64(piece)) for piece in tensor.detach().reshape(-1).split(_CACHED)]
+        return torch.linalg.vector_norm(torch.stack(pieces))
+    if 0 in axes:
+        return torch.linalg.vector_norm(to_float64(tensor), dim=axes)
+    rows = max(1, _CACHED * len(tensor) // max(tensor.numel(), 1))
+    return torch.cat([torch.linalg.vector_norm(to_float64(piece), dim=axes) for piece in tensor.split(rows)])
 
 
 def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -28,7 +28,7 @@ from lightning_normtheory.architecture.operations import (
     Sum,
     walk,
 )
-from lightning_normtheory.linalg.precision import to_float64
+from lightning_normtheory.linalg.precision import norm_in_float64, to_float64
 
 __all__ = ["Complexity", "NoBound", "network_complexity"]
 
@@ -219,8 +219,7 @@ class _Peeling:
         """
         if isinstance(output, Affine):
             before = states[id(output.source)]
-            weight, bias = _wide(output)
-            rows = torch.hypot(weight.norm(dim=1), bias).tolist()
+            rows = torch.hypot(*_rows(output)).tolist()
             self.radii += rows
             return tuple(before.factor * row for row in rows), before.log_kappa
         state = states[id(output)]
@@ -234,12 +233,12 @@ def _layer_before(step: Activation) -> _Layer:
     if not isinstance(affine, Affine):
         # No affine map to fold in: use the identity as the layer's matrix.
         return _Layer(source, math.sqrt(source.size), 1.0, 0.0, 0.0, source.size)
-    weight, bias = _folded(affine, scaling)
+    rows, bias = _folded(affine, scaling)
     positions = affine.positions
     return _Layer(
         affine.source,
-        math.sqrt(positions) * float(weight.norm()),
-        float(weight.norm(dim=1).max()),
+        math.sqrt(positions) * float(rows.norm()),
+        float(rows.max()),
         math.sqrt(positions) * float(bias.norm()),
         float(bias.abs().max()),
         affine.size,
@@ -247,19 +246,20 @@ def _layer_before(step: Activation) -> _Layer:
 
 
 def _folded(affine: Affine, scaling: EntrywiseScaling | None) -> tuple[Tensor, Tensor]:
-    """Return the rows and biases of s∘(Wh + b) + t; a scale that varies within a unit becomes its maximum."""
-    weight, bias = _wide(affine)
+    """Return the norms of the rows and the biases of s∘(Wh + b) + t; a scale that varies within a unit becomes its
+    maximum."""
+    rows, bias = _rows(affine)
     if scaling is None:
-        return weight, bias
-    scale = _per_unit(scaling.scale, affine)
+        return rows, bias
+    scale = _per_unit(scaling.scale, affine).abs()
     shift = torch.zeros_like(bias) if scaling.shift is None else _per_unit(scaling.shift, affine)
-    return weight * scale[:, None], bias.abs() * scale.abs() + shift.abs()
+    return rows * scale, bias.abs() * scale + shift.abs()
 
 
-def _wide(affine: Affine) -> tuple[Tensor, Tensor]:
-    """Return the rows and biases in float64."""
-    weight = to_float64(affine.weight)
-    return weight, weight.new_zeros(len(weight)) if affine.bias is None else to_float64(affine.bias)
+def _rows(affine: Affine) -> tuple[Tensor, Tensor]:
+    """Return the norms of the rows and the biases, in float64. The rows themselves would take much memory."""
+    rows = norm_in_float64(affine.weight, dim=1)
+    return rows, torch.zeros_like(rows) if affine.bias is None else to_float64(affine.bias)
 
 
 def _per_unit(value: Tensor, affine: Affine) -> Tensor:

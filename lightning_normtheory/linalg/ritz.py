@@ -1,0 +1,134 @@
+"""Ritz pairs of a symmetric map in the span of a few vectors, to which better ones are added one by one."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_normtheory.linalg.inner_products import add_combination, combine, dots, norms
+from lightning_normtheory.measuring.workspace import empty, give_back
+
+__all__ = ["RitzBasis"]
+
+# The share of a vector beyond the basis from which on its image is precise enough.
+_LEAST = 1e-2
+
+
+class RitzBasis:
+    """Orthonormal vectors v_1, …, v_m (p,) with their images H v_i, and T = VᵀHV (m, m).
+
+    Args:
+        scale: a lower bound of ‖H‖, if one is known.
+
+    Attributes:
+        scale: the largest ‖H v_i‖ so far, or the bound that was given.
+        asymmetry: the largest |v_1ᵀH v_i − v_iᵀH v_1| so far.
+
+    Example:
+        >>> H = torch.diag(torch.tensor([3.0, 1.0, 0.0]))
+        >>> basis = RitzBasis()
+        >>> for vector in torch.tensor([[0.6, 0.8, 0.0], [-0.8, 0.6, 0.0]]):
+        ...     basis.add(vector, H @ vector)
+        >>> values, coefficients = basis.pairs()
+        >>> [round(value, 6) for value in values]
+        [3.0, 1.0]
+    """
+
+    def __init__(self, scale: float = 0.0) -> None:
+        self._vectors: list[Tensor] = []
+        self._images: list[Tensor] = []
+        self._T = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
+        self.scale, self.asymmetry = scale, 0.0
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def normalize(self, vector: Tensor) -> float:
+        """Make a vector orthogonal to the basis and of length one, in place; return the share of it that was so."""
+        before = size = float(norms(vector))
+        for _ in range(2):
+            add_combination(self._vectors, [-c for c in dots(self._vectors, vector)], vector)
+            size, last = float(norms(vector)), size
+            if size > last / 2:
+                break  # rounding is small beside what is left
+        if not 0 < size < math.inf:
+            return 0.0
+        vector.mul_(1 / size)
+        return size / before
+
+    def add(self, vector: Tensor, image: Tensor) -> None:
+        """Add a unit vector, orthogonal to the basis, with H times it; both are the basis' from now on."""
+        mirrored = dots(self._images[:1], vector)
+        self._vectors.append(vector)
+        self._images.append(image)
+        column = dots(self._vectors, image)
+        m = len(self)
+        T = torch.zeros(m, m, dtype=torch.float64, device="cpu")
+        T[:-1, :-1] = self._T
+        T[:, -1] = T[-1] = torch.tensor(column, dtype=torch.float64, device="cpu")
+        if not bool(torch.isfinite(T).all()):
+            raise FloatingPointError("Expected a finite product with a vector, but it, or its norm, is not finite.")
+        self._T = T
+        self.scale = max(self.scale, float(norms(image)))
+        self.asymmetry = max([self.asymmetry, *(abs(a - b) for a, b in zip(column, mirrored))])
+
+    def add_with_image(self, vector: Tensor, image: Tensor) -> None:
+        """Add what a vector and H times it have beyond the basis; both are the basis' from now on."""
+        before, along = float(norms(vector)), [-c for c in dots(self._vectors, vector)]
+        add_combination(self._vectors, along, vector)
+        add_combination(self._images, along, image)
+        size = float(norms(vector))
+        if size <= _LEAST * before:  # mostly rounding
+            give_back(vector, image)
+            return
+        self.add(vector.mul_(1 / size), image.mul_(1 / size))
+
+    def last_image(self) -> Tensor:
+        """Return H times the last vector that was added, in memory that can be given back."""
+        last = self._images[-1]
+        return empty(len(last), dtype=last.dtype, device=last.device).copy_(last)
+
+    def pairs(self) -> tuple[list[float], Tensor]:
+        """Return the Ritz values, the largest first, and the coefficients (m, m) of their vectors, one per column: none
+        of them points away from v_1."""
+        values, vectors = torch.linalg.eigh(self._T)
+        vectors = vectors * torch.where(vectors[:1] < 0, -1.0, 1.0)
+        return values.flip(0).tolist(), vectors.flip(1)
+
+    def residual(self, value: float, coefficients: Tensor) -> Tensor:
+        """Return Hv − λv of a combination v of the vectors, in memory that can be given back."""
+        return self._combined([*self._images, *self._vectors], torch.cat([coefficients, -value * coefficients]))[0]
+
+    def steps(self, values: Sequence[float], coefficients: Tensor) -> Tensor:
+        """Return for each of some Ritz pairs v + (Hv − λv)/‖H‖ (k, p), a step of power iteration without a product, in
+        memory that can be given back."""
+        scale = max(self.scale, torch.finfo(torch.float64).tiny)
+        weights = [torch.cat([c / scale, (1 - value / scale) * c]) for value, c in zip(values, coefficients.t())]
+        like = self._vectors[0]
+        out = empty(len(weights), len(like), dtype=like.dtype, device=like.device)
+        combine([*self._images, *self._vectors], [each.tolist() for each in weights], list(out))
+        return out
+
+    def vector(self, coefficients: Tensor) -> Tensor:
+        """Return a combination of the vectors, in memory that can be given back."""
+        return self._combined(self._vectors, coefficients)[0]
+
+    def restart(self, count: int) -> None:
+        """Keep only the leading Ritz vectors."""
+        values, coefficients = self.pairs()
+        vectors, images = (self._combined(each, *coefficients[:, :count].t()) for each in (self._vectors, self._images))
+        self.release()
+        self._vectors, self._images = vectors, images
+        self._T = torch.diag(torch.tensor(values[:count], dtype=torch.float64, device="cpu"))
+
+    def release(self) -> None:
+        """Give the memory back."""
+        give_back(*self._vectors, *self._images)
+        self._vectors, self._images = [], []
+
+    def _combined(self, vectors: list[Tensor], *coefficients: Tensor) -> list[Tensor]:
+        like = vectors[0]
+        outs = [empty(len(like), dtype=like.dtype, device=like.device) for _ in coefficients]
+        combine(vectors, [each.tolist() for each in coefficients], outs)
+        return outs

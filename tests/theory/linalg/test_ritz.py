@@ -1,0 +1,77 @@
+"""Ritz pairs in the span of a few vectors, against dense algebra."""
+
+import pytest
+import torch
+
+from lightning_normtheory.linalg.ritz import RitzBasis
+
+
+def symmetric(size, seed=0):
+    A = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return A + A.t()
+
+
+def filled(H, vectors):
+    basis = RitzBasis()
+    for vector in vectors.clone():
+        basis.normalize(vector)
+        basis.add(vector, H @ vector)
+    return basis
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+def test_pairs_are_those_of_the_projected_matrix(count):
+    H, vectors = symmetric(9), torch.randn(count, 9, dtype=torch.float64)
+    basis, Q = filled(H, vectors), torch.linalg.qr(vectors.t())[0]
+    values, coefficients = basis.pairs()
+    expected = torch.linalg.eigvalsh(Q.t() @ H @ Q).flip(0)
+    torch.testing.assert_close(torch.tensor(values, dtype=torch.float64), expected)
+    for i in range(count):
+        v = basis.vector(coefficients[:, i])
+        assert float(v.norm()) == pytest.approx(1)
+        torch.testing.assert_close(basis.residual(values[i], coefficients[:, i]), H @ v - values[i] * v)
+    steps = basis.steps(values, coefficients)
+    for i, step in enumerate(steps):
+        v = basis.vector(coefficients[:, i])
+        torch.testing.assert_close(step, v + (H @ v - values[i] * v) / basis.scale)
+
+
+def test_a_vector_with_a_known_image_needs_no_product():
+    H, vectors = symmetric(12), torch.randn(3, 12, dtype=torch.float64)
+    expected, _ = filled(H, vectors).pairs()
+    basis = filled(H, vectors[:2])
+    basis.add_with_image(vectors[2].clone(), H @ vectors[2])
+    assert basis.pairs()[0] == pytest.approx(expected)
+    basis.add_with_image(vectors[1] + vectors[2], H @ (vectors[1] + vectors[2]))
+    assert len(basis) == 3  # nothing new
+
+
+def test_a_restart_keeps_the_leading_pairs():
+    H = symmetric(12)
+    basis = filled(H, torch.randn(5, 12, dtype=torch.float64))
+    values, _ = basis.pairs()
+    basis.restart(2)
+    kept, coefficients = basis.pairs()
+    assert kept == pytest.approx(values[:2])
+    v = basis.vector(coefficients[:, 0])
+    assert float(v @ H @ v) == pytest.approx(values[0])
+    torch.testing.assert_close(basis.last_image(), H @ basis._vectors[-1])
+
+
+def test_asymmetry_is_seen():
+    H = symmetric(6)
+    H[2, 0] += 0.5
+    basis = filled(H, torch.eye(6, dtype=torch.float64))
+    assert basis.asymmetry == pytest.approx(0.5)
+
+
+def test_a_vector_in_the_span_has_no_share_beyond_it():
+    basis = filled(symmetric(6), torch.eye(6, dtype=torch.float64)[:2])
+    assert basis.normalize(torch.tensor([1.0, 2.0, 0, 0, 0, 0], dtype=torch.float64)) <= 1e-15
+    assert basis.normalize(torch.zeros(6, dtype=torch.float64)) == 0
+
+
+def test_an_image_that_is_not_finite_is_refused():
+    basis = RitzBasis()
+    with pytest.raises(FloatingPointError, match="finite"):
+        basis.add(torch.ones(1), torch.tensor([torch.nan]))
