@@ -95,14 +95,17 @@ def rsc_from_sums(
     samples: float, loss_sum: float, loss_gradient_sum: Tensor, outputs: float, predictor_gradient_sum: Tensor
 ) -> RSC:
     """Compute the result from sums over samples and outputs, which batches and processes can add up first."""
-    loss = loss_sum / samples
-    grad_norm_sq = float(loss_gradient_sum @ loss_gradient_sum) / samples**2
-    return RSC(
-        loss,
-        grad_norm_sq,
-        _ratio(grad_norm_sq, loss),
+    return rsc_of(
+        loss_sum / samples,
+        float(loss_gradient_sum @ loss_gradient_sum) / samples**2,
         float(predictor_gradient_sum @ predictor_gradient_sum) / outputs**2,
     )
+
+
+def rsc_of(loss: float, grad_norm_sq: float, mean_predictor_grad_norm_sq: float) -> RSC:
+    """Return the result with its ratio, which is NaN unless the loss is positive."""
+    ratio = grad_norm_sq / loss if loss > 0 else float("nan")
+    return RSC(loss, grad_norm_sq, ratio, mean_predictor_grad_norm_sq)
 
 
 def gradients_of(
@@ -161,17 +164,13 @@ def rsc_of_one_batch(
     squares = [_sum_of_products(each, each) for each in (loss_gradients, predictor_gradients)]
     norms = (squares[0] * squares[1]) ** 0.5
     cosine = _sum_of_products(loss_gradients, predictor_gradients) / norms if norms > 0 else float("nan")
-    return RSC(loss, squares[0], _ratio(squares[0], loss), squares[1] / outputs**2), cosine
+    return rsc_of(loss, squares[0], squares[1] / outputs**2), cosine
 
 
 def _with_float64(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     device = next((gradient.device for gradient in gradients if gradient is not None), torch.device("cpu"))
     place = device_for_float64(device)
     return gradients if place == device else flat_gradients(gradients, place)
-
-
-def _ratio(grad_norm_sq: float, loss: float) -> float:
-    return grad_norm_sq / loss if loss > 0 else float("nan")
 
 
 def why_no_ratio(*losses: float) -> str:

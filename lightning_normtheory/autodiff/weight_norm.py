@@ -181,11 +181,17 @@ class WeightNormMap:
             return x.reshape(self.v.shape)
         return x.reshape(self.v.movedim(self.dim, 0).shape).movedim(0, self.dim)
 
-    def pull(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient in (g, v) of a loss whose gradient in w is a: c = v̂·a and s(a − c v̂)."""
+    def pull(self, a: Tensor, *, lent: bool = False) -> tuple[Tensor, Tensor]:
+        """The gradient in (g, v) of a loss whose gradient in w is a: c = v̂·a and s(a − c v̂).
+
+        Args:
+            lent: whether the second is in memory that can be given back; not under vmap.
+        """
         a = self._units(a)
-        c = self._along(a)
-        pulled = torch.addcmul(a, self._directions, c / self._norm, value=-1).mul_(self._scale)
+        c = self._along(a) if lent else (self._directions * a).sum(1, keepdim=True) / self._norm
+        dtype = torch.promote_types(a.dtype, self._norm.dtype)
+        out = empty(*a.shape, dtype=dtype, device=a.device) if lent else None
+        pulled = torch.addcmul(a, self._directions, c / self._norm, value=-1, out=out).mul_(self._scale)
         return c.reshape(self.g.shape), self._unflatten(pulled)
 
     def pulled_norms(self, a: Tensor) -> tuple[float, float]:
@@ -207,8 +213,7 @@ class WeightNormMap:
     def pull_tangent(self, a: Tensor, a_dot: Tensor | None) -> tuple[Tensor, Tensor]:
         """The derivative of `pull` along the (ġ, v̇) that was pushed last, while a changes by ȧ = H_w ẇ, ``None``: zero.
 
-        It is this weight's part of (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇). The second
-        is in memory that can be given back.
+        It is this weight's part of (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇). The second is in memory that can be given back.
         """
         wide = self._norm.dtype
         a = self._units(a).to(wide)
@@ -229,5 +234,9 @@ class WeightNormMap:
 
 def _row_dots(x: Tensor, y: Tensor) -> Tensor:
     """The inner products of the rows (units, 1), a few rows at a time: the products take no memory to speak of."""
-    rows = max(1, _PIECE // max(1, x.shape[1]))
-    return torch.cat([(a * b).sum(1, keepdim=True) for a, b in zip(x.split(rows), y.split(rows))])
+    rows = min(len(x), max(1, _PIECE // max(1, x.shape[1])))
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    products, found = x.new_empty(rows, x.shape[1], dtype=dtype), x.new_empty(len(x), 1, dtype=dtype)
+    for a, b, into in zip(x.split(rows), y.split(rows), found.split(rows)):
+        torch.sum(torch.mul(a, b, out=products[: len(a)]), 1, keepdim=True, out=into)
+    return found

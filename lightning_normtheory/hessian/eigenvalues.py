@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightning_normtheory.hessian.operator import LossHessian, Memory, hessian_operator
 from lightning_normtheory.linalg.arithmetic import operand_eps
 from lightning_normtheory.linalg.eigensolvers import Pair, Product, Which, lanczos, power_iteration
+from lightning_normtheory.linalg.inner_products import norms
 from lightning_normtheory.linalg.noise import Noise
 from lightning_normtheory.measuring.workspace import empty
 
@@ -215,7 +216,7 @@ def basis_for(tol: float) -> int:
 
 def _checked(hessian: LossHessian, pair: Pair, tol: float) -> Pair:
     """Replace the residual by that of H itself: the projected map omits the part of Hv along the previous vectors."""
-    residual = float((hessian @ pair.vector - pair.value * pair.vector).norm())
+    residual = float(norms(hessian @ pair.vector - pair.value * pair.vector))
     limit = tol * abs(pair.value)
     if pair.residual > limit:  # the solver stopped at rounding error, which differs between two products
         limit = 2 * pair.residual
@@ -230,11 +231,11 @@ def mixed_start(gradient: Tensor, start: Tensor | None, seed: int) -> Tensor:
     noise.add_to(mixed, _NOISE_PART / noise.norm)
     parts = [(gradient, 1.0 if start is None else _GRADIENT_PART)]
     if start is not None:
-        if not 0 < float(start.norm()) < math.inf:
+        if not 0 < float(norms(start)) < math.inf:
             raise ValueError("Expected a finite, nonzero start vector. Pass start=None to begin from the gradient.")
         parts.append((start, 1.0))
     for part, weight in parts:
-        mixed.add_(part, alpha=weight * _one_over(part.norm()))
+        mixed.add_(part, alpha=weight * _one_over(norms(part)))
     return mixed
 
 

@@ -8,10 +8,13 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_normtheory.autodiff.second_derivatives import explain_second_derivative
+from lightning_normtheory.measuring.workspace import empty, give_back
 
-__all__ = ["GradientGraph", "GradientObserver", "Gradients", "add_by_leaf"]
+__all__ = ["Differentiate", "GradientGraph", "GradientObserver", "Gradients", "WeightedSums", "add_by_leaf"]
 
 Gradients = Sequence[Tensor | None]
+# Returns the gradients of another scalar of a forward pass whose graph is kept: by parameter, or at edges.
+Differentiate = Callable[[Tensor, Sequence[GradientEdge] | None], Gradients]
 
 
 class GradientObserver(Protocol):
@@ -27,12 +30,12 @@ class GradientObserver(Protocol):
         self,
         index: int,
         loss: Tensor,
-        gradients: Gradients,
+        gradients: Callable[[], Gradients],
         at_edges: Gradients,
-        differentiate: Callable[[Tensor, Sequence[GradientEdge]], tuple[Gradients, Gradients]],
+        differentiate: Differentiate,
     ) -> None:
-        """See the mean loss of a batch and its gradients by parameter and at the edges; ``differentiate`` returns those
-        of another scalar of the same forward pass."""
+        """See the mean loss of a batch and its gradients: by parameter, which are computed when asked for, and at the
+        edges."""
 
 
 class GradientGraph:
@@ -68,3 +71,45 @@ def add_by_leaf(sums: dict[Tensor, Tensor], values: Iterable[tuple[Tensor, Tenso
             into.add_(value.detach().to_dense().to(into.device, into.dtype), alpha=weight)
         else:
             sums[leaf] = value.detach().to_dense().to(torch.promote_types(value.dtype, torch.float32)) * weight
+
+
+class WeightedSums:
+    """Σ_b n_b x_b of tensors by leaf, for batches of n_b samples. Of a single batch, x itself, which is not copied.
+
+    Args:
+        batches: their number.
+
+    Attributes:
+        sums: by leaf.
+        unit: what a sum must be multiplied with.
+
+    Example:
+        >>> leaf, sums = torch.zeros(1), WeightedSums(2)
+        >>> for samples in (2, 3):
+        ...     sums.add({leaf: torch.ones(1)}, samples)
+        >>> sums.unit * sums.sums[leaf]
+        tensor([5.])
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._single, self._own = batches == 1, list[Tensor]()
+        self.sums: dict[Tensor, Tensor] = {}
+        self.unit = 1.0
+
+    def add(self, values: Mapping[Tensor, Tensor], samples: int) -> None:
+        """Add those of a batch."""
+        if self._single:
+            self.sums, self.unit = {leaf: value.detach().to_dense() for leaf, value in values.items()}, float(samples)
+            return
+        for leaf, value in values.items():
+            if leaf not in self.sums:
+                dtype = torch.promote_types(value.dtype, torch.float32)
+                self.sums[leaf] = empty(*value.shape, dtype=dtype, device=value.device).zero_()
+                self._own.append(self.sums[leaf])
+        add_by_leaf(self.sums, values.items(), samples)
+
+    def release(self) -> None:
+        """Free the sums."""
+        give_back(*self._own)
+        self._own.clear()
+        self.sums = {}

@@ -14,7 +14,13 @@ from torch.autograd.graph import GradientEdge
 from lightning_normtheory.autodiff.graph import stop_at_nodes
 from lightning_normtheory.autodiff.second_derivatives import refuse_wrong_second_derivatives, twice_differentiable
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
-from lightning_normtheory.hessian.gradient_graph import GradientGraph, GradientObserver, Gradients, add_by_leaf
+from lightning_normtheory.hessian.gradient_graph import (
+    GradientGraph,
+    GradientObserver,
+    Gradients,
+    WeightedSums,
+    add_by_leaf,
+)
 from lightning_normtheory.measuring.memory import is_out_of_memory, saved_bytes
 from lightning_normtheory.measuring.preserve import preserve_state
 from lightning_normtheory.measuring.processes import SINGLE_PROCESS, Processes, Refusal
@@ -156,6 +162,7 @@ class LossHessian:
         self._observer = observer
         self._weights = EffectiveWeights(light=True) if weights is None else weights
         self._graphs: list[GradientGraph] = []
+        self._slopes = WeightedSums(len(losses))  # in effective weights
         self._gradient: Tensor | None = None
         self._samples = 0.0
         self.products = 0
@@ -210,6 +217,7 @@ class LossHessian:
         if isinstance(part, Refusal):
             self._memory = "low"
             self._graphs.clear()
+            self._slopes.release()
             part = self._processes.run_on_all(partial(self._weighted_product, vector.detach()))
         return self._processes.sum(part)
 
@@ -239,6 +247,7 @@ class LossHessian:
 
     def _drop_graphs(self) -> None:
         self._graphs.clear()
+        self._slopes.release()
         self._weights.maps.clear()
 
     # -- this process's part -------------------------------------------------------------------------------------------
@@ -262,7 +271,6 @@ class LossHessian:
         """Σ_b n_b ∇L_b (p,) and, behind it, the number of samples."""
         total = empty(self.space.size + 1, dtype=self.space.dtype, device=self.space.device).zero_()
         parts = self.space.views(total[:-1])
-        effective: dict[Tensor, Tensor] = {}
         if self._observer is not None:
             self._observer.begin()
         for index in range(len(self._losses)):
@@ -270,37 +278,45 @@ class LossHessian:
             graph, at_edges = self._differentiate(index, self._observer)
             found = dict(zip(graph.leaves, graph.gradients))
             if self._observer is not None:
-                self._observer.add(index, graph.loss, self._by_parameter(found), at_edges, self._gradients_beside)
+                gradients = partial(self._by_parameter, found)
+                self._observer.add(index, graph.loss, gradients, at_edges, self._gradients_beside)
+                del gradients
             del at_edges
             if graph.samples:
                 add_by_leaf(parts, ((leaf, each) for leaf, each in found.items() if leaf in parts), graph.samples)
-                add_by_leaf(
-                    effective, ((leaf, each) for leaf, each in found.items() if leaf not in parts), graph.samples
-                )
+                self._slopes.add({leaf: each for leaf, each in found.items() if leaf not in parts}, graph.samples)
                 total[-1] += graph.samples
             if self._memory == "high":
                 self._graphs.append(graph)
             del graph, found  # before the next ones are built
-        add_by_leaf(parts, self._pulled(effective), 1)
+        add_by_leaf(parts, self._pulled(self._slopes.sums, lent=True), self._slopes.unit)
+        if self._memory == "low":
+            self._slopes.release()  # each product has them again
         return total
 
-    def _pulled(self, effective: Mapping[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gradients in effective weights as gradients in those lengths and directions that are trained."""
+    def _pulled(self, effective: Mapping[Tensor, Tensor], *, lent: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gradients in effective weights as gradients in those lengths and directions that are trained.
+
+        Args:
+            lent: whether each is valid only until the next one.
+        """
         trained = set(self.space.parameters.values())
         for each in self._weights.maps.values():
             if each.w in effective:
-                yield from (
-                    (p, part) for p, part in zip((each.g, each.v), each.pull(effective[each.w])) if p in trained
-                )
+                pulled = each.pull(effective[each.w], lent=lent)
+                yield from ((p, part) for p, part in zip((each.g, each.v), pulled) if p in trained)
+                if lent:
+                    give_back(pulled[1])
 
-    def _gradients_beside(self, value: Tensor, edges: Sequence[GradientEdge]) -> tuple[Gradients, Gradients]:
-        """The gradients, by parameter and at edges, of another scalar of the last forward pass, whose graph is kept."""
+    def _gradients_beside(self, value: Tensor, edges: Sequence[GradientEdge] | None) -> Gradients:
+        """The gradients of another scalar of the last forward pass, whose graph is kept: by parameter, or at edges."""
         leaves = self._leaves()
         with self._weights.in_backward(), twice_differentiable():
-            wanted: list[Any] = [*leaves, *edges]
+            wanted: list[Any] = list(leaves if edges is None else edges)
             found = torch.autograd.grad(value, wanted, retain_graph=True, allow_unused=True)
-        gradients = {leaf: each for leaf, each in zip(leaves, found) if each is not None}
-        return self._by_parameter(gradients), found[len(leaves) :]
+        if edges is not None:
+            return found
+        return self._by_parameter({leaf: each for leaf, each in zip(leaves, found) if each is not None})
 
     def _by_parameter(self, gradients: Mapping[Tensor, Tensor]) -> list[Tensor | None]:
         """Gradients by leaf as gradients by parameter, in terms of lengths and directions for effective weights."""
@@ -356,24 +372,37 @@ class LossHessian:
             tangents.update({p: torch.zeros_like(p) for p in (each.g, each.v) if p not in tangents})
             tangents[each.w] = each.push(tangents[each.g], tangents[each.v])
         product = empty(self.space.size, dtype=self.space.dtype, device=self.space.device).zero_()
-        parts = self.space.views(product)
+        parts, moved, keep = self.space.views(product), WeightedSums(len(self._losses)), self._memory == "high"
         for index in range(len(self._losses)):
-            graph = self._graphs[index] if self._memory == "high" else self._differentiate(index)[0]
+            graph = self._graphs[index] if keep else self._differentiate(index)[0]
             # Also for a batch that does not count: its backward pass may wait for other processes.
             with self._weights.in_backward(), twice_differentiable():
-                along = dict(graph.along(tangents, keep=self._memory == "high"))
+                along = dict(graph.along(tangents, keep=keep))
             if graph.samples:
                 weight = graph.samples / self._samples
-                add_by_leaf(parts, self._pulled_tangents(graph, along), weight)
                 add_by_leaf(parts, ((leaf, each) for leaf, each in along.items() if leaf in parts), weight)
+                effective = {leaf: each for leaf, each in along.items() if leaf not in parts}
+                if keep:
+                    moved.add(effective, graph.samples)
+                else:  # sums would take as much memory as the model
+                    slopes = dict(zip(graph.leaves, graph.gradients))
+                    add_by_leaf(parts, self._pulled_tangents(slopes, effective), weight)
+                    del slopes
+                del effective
             del graph, along  # before the next ones
+        # The maps are the same for all batches, and linear in what they pull.
+        add_by_leaf(parts, self._pulled_tangents(self._slopes.sums, moved.sums), self._slopes.unit / self._samples)
+        moved.release()
         return product
 
-    def _pulled_tangents(self, graph: GradientGraph, along: Mapping[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The derivatives of `_pulled` along the tangents; each is valid until the next one."""
-        slopes, trained = dict(zip(graph.leaves, graph.gradients)), set(self.space.parameters.values())
+    def _pulled_tangents(
+        self, slopes: Mapping[Tensor, Tensor], moved: Mapping[Tensor, Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The derivatives of `_pulled` along the tangents, where the gradients in effective weights are ``slopes`` and
+        change by ``moved``; each is valid until the next one."""
+        trained = set(self.space.parameters.values())
         for each in self._weights.maps.values():
             if each.w in slopes:
-                pulled = each.pull_tangent(slopes[each.w], along.get(each.w))
+                pulled = each.pull_tangent(slopes[each.w], moved.get(each.w))
                 yield from ((p, part) for p, part in zip((each.g, each.v), pulled) if p in trained)
                 give_back(pulled[1])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_normtheory.hessian.operator import LossHessian, Memory, hessian_operator
 from lightning_normtheory.linalg.arithmetic import product_eps
-from lightning_normtheory.linalg.inner_products import dot
+from lightning_normtheory.linalg.inner_products import dot, norms
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.model.layers import layer_of_parameter
 
@@ -157,7 +157,7 @@ def _exact(hessian: LossHessian, blocks: _Blocks) -> TraceEstimate:
     for unit in torch.eye(hessian.space.size, dtype=hessian.space.dtype, device=hessian.space.device):
         image = _product(hessian, unit)
         traces += blocks.dots(unit, image)
-        norm = max(norm, float(image.norm()))
+        norm = max(norm, float(norms(image)))
     nothing = torch.zeros(2, len(traces), dtype=torch.float64, device="cpu")
     return blocks.estimate(traces, nothing, hessian.space.size, _rounding(hessian, norm))
 
@@ -171,7 +171,7 @@ def _captured(hessian: LossHessian, basis: Tensor, blocks: _Blocks) -> tuple[Ten
     norm = 0.0
     for q in basis:
         image = _product(hessian, q)
-        norm = max(norm, float(image.norm()))
+        norm = max(norm, float(norms(image)))
         traces += blocks.dots(q, image)
         if blocks.by_layer:
             traces += blocks.dots(q, _project_out(basis, image))  # HP − PHP
@@ -201,8 +201,8 @@ def _orthonormal(vectors: Iterable[Tensor], count: int) -> Tensor:
             basis = vector.new_empty(count, len(vector))
         # Twice: after one pass rounding may leave a nearly dependent vector far from orthogonal.
         rest = _project_out(basis[:found], _project_out(basis[:found], vector))
-        size = float(rest.norm())
-        if size > math.sqrt(torch.finfo(rest.dtype).eps) * float(vector.norm()):
+        size = float(norms(rest))
+        if size > math.sqrt(torch.finfo(rest.dtype).eps) * float(norms(vector)):
             basis[found] = rest / size
             found += 1
     return basis[:found]

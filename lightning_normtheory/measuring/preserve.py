@@ -1,9 +1,9 @@
 """Set up the function that is measured, and restore the model afterwards."""
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,13 @@ from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.model.layers import is_batch_norm
 
-__all__ = ["preserve_state"]
+__all__ = ["Reset", "preserve_state"]
+
+
+class Reset(Protocol):
+    """What `preserve_state` yields."""
+
+    def __call__(self, *, contents: bool = True) -> list[Tensor]: ...
 
 
 @contextmanager
@@ -28,7 +34,7 @@ def preserve_state(
     seed: int = 0,
     trained: Iterable[nn.Parameter] | None = None,
     processes: Processes = SINGLE_PROCESS,
-) -> Iterator[Callable[[], list[Tensor]]]:
+) -> Iterator["Reset"]:
     """Make the model the deterministic function that is trained; restore it afterwards, to the last bit.
 
     Dropout and all other layers that behave differently in training are switched off, except those that normalize with
@@ -49,7 +55,8 @@ def preserve_state(
         A function that resets everything inside the model to the state at the beginning of the block: parameters,
         buffers, python attributes. Called before each batch, it lets all batches start from the same state. It returns
         the parameters and other tensors that had changed; a graph that needs one of them fails afterwards. Buffers are
-        replaced by new copies, so that graphs which need the old ones stay valid.
+        replaced by new copies, so that graphs which need the old ones stay valid. With ``contents=False`` it leaves out
+        the contents of all other tensors, which take most of the time to compare.
 
     Example:
         >>> import torch
@@ -75,8 +82,8 @@ def preserve_state(
                 _lend_buffers(originals)
                 _set_modes(model, batch_stats, synchronized=processes.count > 1)
 
-            def reset_state() -> list[Tensor]:
-                changed = snapshot.reset()
+            def reset_state(*, contents: bool = True) -> list[Tensor]:
+                changed = snapshot.reset(contents=contents)
                 for tensor in changed:
                     # Writing through `data`, as a step may do and the snapshot does, leaves no trace: without this, a
                     # graph kept from an earlier batch would be differentiated at the values of a later one.

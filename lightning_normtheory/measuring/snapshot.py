@@ -155,10 +155,13 @@ class Snapshot:
 
     __del__ = close
 
-    def reset(self) -> list[Tensor]:
+    def reset(self, *, contents: bool = True) -> list[Tensor]:
         """Restore everything that has changed since, and raise the first error at the end, if there was one.
 
         An interrupt is deferred until all is restored.
+
+        Args:
+            contents: whether those of tensors, too; to compare them takes most of the time.
 
         Returns:
             The tensors whose contents had changed.
@@ -171,8 +174,9 @@ class Snapshot:
                     undo()
                 except Exception as error:  # noqa: BLE001  # raised below
                     errors.append(error)
-            same = same_bits([(memory, saved) for _, memory, saved in self._contents])
-            for tensor, memory, saved in compress(self._contents, map(not_, same)):
+            kept = self._contents if contents else []
+            same = same_bits([(memory, saved) for _, memory, saved in kept])
+            for tensor, memory, saved in compress(kept, map(not_, same)):
                 try:
                     memory.copy_(saved)
                     self._changed.append(tensor)

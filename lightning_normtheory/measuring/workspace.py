@@ -16,6 +16,8 @@ _LEAST_BYTES = 2**20
 _MOST_BYTES = 2**30
 # A free piece serves for something smaller if it is at most so many times as large.
 _LARGEST = 1.25
+# All memory relative to the most that was in use at once: pieces of other sizes stay for the next time they are needed.
+_SPARE = 1.5
 
 
 class Workspace:
@@ -39,8 +41,9 @@ class Workspace:
 
     def __init__(self, most: int = _MOST_BYTES) -> None:
         self._most = most
-        self._free: list[Tensor] = []
-        self._lent: set[int] = set()  # addresses: what nobody uses any more is freed
+        self._free: list[Tensor] = []  # the last ones are those that were given back last
+        self._lent: dict[int, int] = {}  # bytes by address: what nobody uses any more is freed
+        self._most_lent = 0
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -64,19 +67,20 @@ class Workspace:
     def take(self, size: int) -> Tensor:
         """Return at least ``size`` bytes, of the smallest piece that has them and few more, or new ones.
 
-        New ones replace pieces that are free, so that keeping those does not raise the peak.
+        New ones replace pieces that have been free for long, so that all memory together is at most half as much again
+        as was in use at once.
         """
+        lent = sum(self._lent.values())
+        self._most_lent = max(self._most_lent, lent + size)
         fitting = [piece for piece in self._free if size <= len(piece) <= _LARGEST * size]
         if fitting:
             piece = min(fitting, key=len)
             self._free = [each for each in self._free if each is not piece]
         else:
-            self._free.sort(key=len)
-            replaced = 0
-            while self._free and replaced < size:
-                replaced += len(self._free.pop())
+            while self._free and lent + self.free_bytes + size > _SPARE * self._most_lent:
+                self._free.pop(0)
             piece = self._new(size)
-        self._lent.add(piece.data_ptr())
+        self._lent[piece.data_ptr()] = len(piece)
         return piece
 
     def _new(self, size: int) -> Tensor:
@@ -91,7 +95,7 @@ class Workspace:
     def put(self, tensor: Tensor) -> None:
         """Keep the memory of a tensor, if it is of this workspace."""
         if tensor.data_ptr() in self._lent:
-            self._lent.remove(tensor.data_ptr())
+            del self._lent[tensor.data_ptr()]
             piece = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
             if self.free_bytes + len(piece) <= self._most:
                 self._free.append(piece)

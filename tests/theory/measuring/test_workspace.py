@@ -43,17 +43,32 @@ def test_the_smallest_piece_that_fits_is_taken():
         assert empty(10, MANY).data_ptr() == addresses[0]
 
 
-def test_what_is_kept_does_not_raise_the_peak():
-    """A new piece replaces free ones of other sizes, and a large one does not serve for something small."""
+def test_all_memory_is_at_most_half_as_much_again_as_was_in_use_at_once():
+    """A new piece replaces those that have been free for long, and a large one does not serve for something small."""
     workspace = Workspace()
     with workspace.use():
-        give_back(*[empty(2 * MANY) for _ in range(3)])
-        small = empty(MANY)
-        assert workspace.free_bytes == 2 * 4 * 2 * MANY
-        basis = empty(6 * MANY)
-        assert workspace.free_bytes == 0
-        give_back(small, basis)
-    assert workspace.free_bytes == 4 * 7 * MANY
+        give_back(*[empty(2 * MANY) for _ in range(3)])  # six in use at once
+        first, second, third = (empty(MANY) for _ in range(3))
+        assert workspace.free_bytes == 4 * 6 * MANY
+        fourth = empty(MANY)  # ten would be more than nine
+        assert workspace.free_bytes == 4 * 4 * MANY
+        give_back(first, second, third, fourth)
+        basis = empty(6 * MANY)  # of the free ones only the last ones stay
+        assert workspace.free_bytes == 4 * 3 * MANY
+        give_back(basis)
+    assert workspace.free_bytes == 4 * 9 * MANY
+
+
+def test_pieces_of_several_sizes_are_all_used_again():
+    workspace, sizes = Workspace(), (6, 2, 2, 1)
+    seen = []
+    for _ in range(3):
+        with workspace.use():
+            pieces = [empty(size * MANY) for size in sizes]
+            seen.append({piece.data_ptr() for piece in pieces})
+            give_back(*pieces)
+            give_back(empty(3 * MANY))
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_tensors_of_others_and_after_the_block_are_not_kept():
