@@ -17,7 +17,8 @@ from benchmarks.timing import Timed, in_gradients, timed
 from lightning_normtheory import Eigenpair, hessian_top_eigenvalue
 from lightning_normtheory.hessian import hessian_operator
 from lightning_normtheory.hessian.eigenvalues import Method
-from lightning_normtheory.hessian.warm_start import WarmStart, follow_top_eigenvalue
+from lightning_normtheory.hessian.following import follow_top_eigenvalue
+from lightning_normtheory.hessian.warm_start import WarmStart
 from lightning_normtheory.linalg.eigensolvers import lanczos
 from lightning_normtheory.recipes.datasets import FashionMNISTSlice
 

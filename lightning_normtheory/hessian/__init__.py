@@ -3,7 +3,8 @@
 * ``gradient_graph``: the gradient of one batch with its graph.
 * ``operator``: Hessian-vector products of a loss (`hessian_vector_product`, `hessian_operator`).
 * ``eigenvalues``: leading eigenpairs of the loss's Hessian (`hessian_top_eigenvalue`, `hessian_eigenpairs`).
-* ``warm_start``: λ_max from one measurement to the next (`follow_top_eigenvalue`).
+* ``following``: λ_max from one measurement to the next (`follow_top_eigenvalue`).
+* ``warm_start``: what one of them leaves to the next, and to the checkpoint.
 * ``bracket``: an interval for λ_max of the training set, from a probe and other samples (`bracket_of_set`).
 * ``trace``: the trace of the loss's Hessian with its standard error (`hessian_trace`).
 * ``predictor``: ‖∇²f‖ of the model's output for each sample (`predictor_hessian_norm`).

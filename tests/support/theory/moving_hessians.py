@@ -3,6 +3,7 @@
 ``cd tests && python -m support.theory.moving_hessians`` prints how both starts do on them.
 """
 
+import math
 import statistics
 from collections.abc import Callable
 from itertools import chain
@@ -12,18 +13,77 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.hessian.eigenvalues import Eigenpair, leading_eigenpairs
-from lightning_normtheory.hessian.warm_start import WarmStart, follow_top_eigenvalue
+from lightning_normtheory.hessian.following import follow_top_eigenvalue
+from lightning_normtheory.hessian.warm_start import WarmStart
 from lightning_normtheory.model.parameters import FlatParameters
 
-__all__ = ["CASES", "Case", "MovingHessian", "OneVector", "Outcome", "Several", "outcome"]
+__all__ = ["CASES", "LARGE", "Case", "MovingHessian", "OneVector", "Outcome", "Several", "outcome"]
 
-SIZE, MEASUREMENTS = 600, 8
+# LARGE is a power of two, for the Hadamard transform.
+SIZE, LARGE, MEASUREMENTS = 600, 2**16, 8
+
+
+class Orthogonal:
+    """Q = T_m … T_1 Q_0: a few planes (u, v, angle) that turn one after the other, behind a random orthogonal Q_0.
+
+    That is a dense matrix, or, for `LARGE`, two Hadamard transforms behind random signs.
+    """
+
+    def __init__(self, first: list[Tensor], planes: tuple = (), transposed: bool = False) -> None:
+        self._first, self._planes, self._transposed = first, planes, transposed
+
+    @classmethod
+    def random(cls, size: int, generator: torch.Generator) -> "Orthogonal":
+        if size < LARGE:
+            return cls([torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]])
+        return cls([torch.randint(0, 2, (size,), generator=generator).double().mul(2).sub(1) for _ in range(2)])
+
+    def t(self) -> "Orthogonal":
+        return Orthogonal(self._first, self._planes, not self._transposed)
+
+    def to(self, dtype: torch.dtype) -> "Orthogonal":
+        planes = tuple((u.to(dtype), v.to(dtype), angle) for u, v, angle in self._planes)
+        return Orthogonal([each.to(dtype) for each in self._first], planes, self._transposed)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        if not self._transposed:
+            x = self._start(x)
+        for u, v, angle in reversed(self._planes) if self._transposed else self._planes:
+            x = _turned(x, u, v, -angle if self._transposed else angle)
+        return self._start(x) if self._transposed else x
+
+    def _start(self, x: Tensor) -> Tensor:
+        if len(self._first) == 1:
+            return (self._first[0].t() if self._transposed else self._first[0]) @ x
+        a, b = self._first
+        return a * _hadamard(b * _hadamard(x)) if self._transposed else _hadamard(b * _hadamard(a * x))
+
+    def turned(self, column: int, angle: float, generator: torch.Generator) -> "Orthogonal":
+        """Turn all columns in the plane of one of them and a random direction."""
+        unit = torch.zeros(len(self._first[0]), dtype=torch.float64)
+        unit[column] = 1.0
+        u = self @ unit
+        v = torch.randn(len(unit), generator=generator, dtype=torch.float64)
+        v -= u * (u @ v)
+        return Orthogonal(self._first, (*self._planes, (u, v / v.norm(), angle)))
+
+
+def _turned(x: Tensor, u: Tensor, v: Tensor, angle: float) -> Tensor:
+    a, b, sine, cosine = u @ x, v @ x, math.sin(angle), math.cos(angle)
+    return x + u * ((cosine - 1) * a - sine * b) + v * (sine * a + (cosine - 1) * b)
+
+
+def _hadamard(x: Tensor) -> Tensor:
+    for width in (2**i for i in range(len(x).bit_length() - 1)):
+        pairs = x.view(-1, 2, width)
+        x = torch.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1)
+    return x.view(-1) / x.numel() ** 0.5
 
 
 class MovingHessian:
     """H = QΛQᵀ, with the part of `LossHessian` that eigensolvers use; it counts products."""
 
-    def __init__(self, Q: Tensor, values: Tensor, gradient: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, Q: Orthogonal, values: Tensor, gradient: Tensor, dtype: torch.dtype) -> None:
         self._Q, self._values, self.gradient = Q.to(dtype), values.to(dtype), gradient.to(dtype)
         self.space = FlatParameters({"w": torch.zeros(len(values), dtype=dtype, requires_grad=True)})
         self.vectors = self.space.size
@@ -59,7 +119,7 @@ class Case(NamedTuple):
     def sequence(self, seed: int, dtype: torch.dtype = torch.float32, size: int = SIZE) -> list[MovingHessian]:
         """Return the Hessian of each measurement."""
         generator = torch.Generator().manual_seed(seed)
-        Q = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
+        Q = Orthogonal.random(size, generator)
         others = self.bulk * (2 * torch.rand(size, generator=generator, dtype=torch.float64) - 1)
         found = []
         for measurement in range(MEASUREMENTS):
@@ -72,19 +132,8 @@ class Case(NamedTuple):
             along[len(leading) :] = 0.5 * rest / rest.norm()
             found.append(MovingHessian(Q, values, Q @ along, dtype))
             for column in range(len(leading)):
-                Q = _turned(Q, column, self.angle, generator)
+                Q = Q.turned(column, self.angle, generator)
         return found
-
-
-def _turned(Q: Tensor, column: int, angle: float, generator: torch.Generator) -> Tensor:
-    """Turn all columns in the plane of one of them and a random direction, by the angle."""
-    u = Q[:, column]
-    v = torch.randn(len(Q), generator=generator, dtype=torch.float64)
-    v -= u * (u @ v)
-    v /= v.norm()
-    a, b = u @ Q, v @ Q
-    sine, cosine = torch.sin(torch.tensor(angle)), torch.cos(torch.tensor(angle))
-    return Q + torch.outer(u, (cosine - 1) * a - sine * b) + torch.outer(v, sine * a + (cosine - 1) * b)
 
 
 def _ramp(*ends: tuple[float, float]) -> Callable[[int], list[float]]:
@@ -156,13 +205,15 @@ class Outcome(NamedTuple):
     wrong: list[int]
 
 
-def outcome(case: Case, start: type[OneVector] | type[Several], seeds: range, dtype=torch.float32) -> Outcome:
+def outcome(
+    case: Case, start: type[OneVector] | type[Several], seeds: range, dtype=torch.float32, size: int = SIZE
+) -> Outcome:
     """Some eigenvalue lies within the residual. If it is not the largest, the answer is wrong."""
     products: list[list[int]] = [[] for _ in range(MEASUREMENTS)]
     wrong = [0] * MEASUREMENTS
     for seed in seeds:
         started = start()
-        for measurement, hessian in enumerate(case.sequence(seed, dtype)):
+        for measurement, hessian in enumerate(case.sequence(seed, dtype, size)):
             pair = started.measure(hessian)
             assert pair.hvps == hessian.products
             products[measurement].append(pair.hvps)
