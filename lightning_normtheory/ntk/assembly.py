@@ -26,10 +26,16 @@ Blocks = dict[str | None, dict[Part, Tensor]]
 
 
 class Assembled(NamedTuple):
-    """The kernel in blocks and, for random directions, the kernel of each direction (m, n, n)."""
+    """The kernel in blocks.
+
+    Attributes:
+        by_direction: for random directions, the kernel of each direction (m, n, n).
+        full: the parts of the kernel of all outputs of the first samples, if it was asked for and came along.
+    """
 
     blocks: Blocks
     by_direction: Tensor | None
+    full: dict[Part, Tensor] | None = None
 
 
 def assemble(
@@ -39,6 +45,7 @@ def assemble(
     folded: bool,
     layers: bool,
     batch: int,
+    full: int = 0,
     processes: Processes = SINGLE_PROCESS,
     divisor: int = 1,
 ) -> Assembled | Refusal:
@@ -47,6 +54,8 @@ def assemble(
     Args:
         folded: whether outputs are added up: (n, n); otherwise there is a row for each output of each sample.
         batch: the number of samples of a training step, for the memory limit.
+        full: the number of first samples of which the kernel of all outputs is to come along, if all of them and all
+            outputs are handled at once.
         processes: each computes some of the rows; in the end all have the whole kernel.
         divisor: of the memory limit.
 
@@ -63,6 +72,9 @@ def assemble(
     outputs, portions = portions_within_limit(
         source, len(cotangents), folded, like.element_size(), batch=batch, divisor=divisor
     )
+    along: _Full | None = None
+    if full and folded and not cotangents.random and len(outputs) == 1 and full <= portions[0].samples:
+        along = _Full(full, _zeros(full * len(cotangents), like.device))
     for some in outputs:
         chosen = cotangents[some]
         for index, rows in enumerate(portions):
@@ -78,7 +90,8 @@ def assemble(
                 share = row_shares(rows.samples, processes.count, upper=same)[processes.rank]
                 pair = _Pair(first, second, where, share, per_sample)
                 mine = None if singles is None else singles[some]
-                refusal = processes.run_on_all(partial(_add_block, blocks, source.leaves, pair, layers, mine))
+                here = along if same and index == 0 and processes.rank == 0 else None
+                refusal = processes.run_on_all(partial(_add_block, blocks, source.leaves, pair, layers, mine, here))
                 if refusal is not None:
                     return refusal
                 del second, pair  # at most two portions at a time
@@ -91,7 +104,17 @@ def assemble(
         singles = processes.sum(singles)
         for single in singles:
             _mirror(single)
-    return Assembled(blocks, singles)
+    if along is None:
+        return Assembled(blocks, singles)
+    found = {part: processes.sum(matrix) for part, matrix in along.parts.items()}
+    for matrix in found.values():
+        _mirror(matrix)
+    return Assembled(blocks, singles, found)
+
+
+def _zeros(size: int, device: torch.device) -> dict[Part, Tensor]:
+    device = device_for_float64(device)
+    return {part: torch.zeros(size, size, dtype=torch.float64, device=device) for part in PARTS}
 
 
 def _empty_blocks(source: GradientSource, per_sample: int, device: torch.device, layers: bool) -> Blocks:
@@ -99,10 +122,7 @@ def _empty_blocks(source: GradientSource, per_sample: int, device: torch.device,
     present = {leaf.layer for leaf in source.leaves}
     ordered = [leaf.layer for leaf in source.network.parameters if leaf.layer in present]
     names: dict[str | None, None] = dict.fromkeys(ordered if layers else [None])
-    device = device_for_float64(device)
-    return {
-        name: {part: torch.zeros(size, size, dtype=torch.float64, device=device) for part in PARTS} for name in names
-    }
+    return {name: _zeros(size, device) for name in names}
 
 
 def row_shares(rows: int, count: int, *, upper: bool) -> list[slice]:
@@ -117,6 +137,13 @@ def row_shares(rows: int, count: int, *, upper: bool) -> list[slice]:
     parts = [part / count for part in range(count + 1)]
     ends = [round(rows * (1 - math.sqrt(1 - part) if upper else part)) for part in parts]
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
+
+
+class _Full(NamedTuple):
+    """The kernel of all outputs of the first samples, and their number."""
+
+    samples: int
+    parts: dict[Part, Tensor]
 
 
 class _Pair(NamedTuple):
@@ -146,12 +173,18 @@ class _Pair(NamedTuple):
 
 @torch.no_grad()
 def _add_block(
-    blocks: Blocks, leaves: Sequence[Leaf], pair: _Pair, layers: bool, singles: Tensor | None
+    blocks: Blocks,
+    leaves: Sequence[Leaf],
+    pair: _Pair,
+    layers: bool,
+    singles: Tensor | None,
+    full: _Full | None,
 ) -> Refusal | None:
-    """Add the Gram matrices of all leaves; those of single directions also to ``singles``, if they are wanted."""
+    """Add the Gram matrices of all leaves; those of single directions also to ``singles``, if they are wanted, and
+    those of the first samples to ``full``."""
     for leaf in leaves:
         tick("block")
-        if pair.share.start == pair.share.stop:  # more processes than rows
+        if pair.share.start == pair.share.stop and full is None:  # more processes than rows
             continue
         first = pair.first(leaf)
         second = first if pair.second is pair.first else pair.second(leaf)
@@ -159,6 +192,9 @@ def _add_block(
             return first
         if isinstance(second, Refusal):
             return second
+        if full is not None:
+            few = first.some(slice(full.samples)).unfolded()
+            add_parts(full.parts, leaf.part, few, few, weight_norm=leaf.weight_norm)
         parts = blocks[leaf.layer if layers else None]
         for share, rows, cols in pair.shares(first, second):
             out = {part: matrix[pair.where][share] for part, matrix in parts.items()}

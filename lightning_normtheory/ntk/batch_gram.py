@@ -19,10 +19,11 @@ _MOST_COST = 2.0
 
 
 class BatchGram:
-    """⟨∇_i, ∇_j⟩ of the samples of all batches, where Σ_i ∇_i is the gradient that a pass over the batch computes.
+    """⟨∇_i a, ∇_j b⟩ of the samples of all batches, for quantities a, b that one forward pass computes for each sample.
 
-    That pass also has the gradients at the uses of the parameters. With the inputs of the layers, they give the
-    gradient of each sample (`parameter_uses`). It takes no pass of its own, and no gradient is formed.
+    A backward pass from the sum of a quantity also has its gradients at the uses of the parameters. With the inputs of
+    the layers, they give the gradient of each sample (`parameter_uses`). It takes no pass of its own, and no gradient
+    is formed.
 
     This assumes that samples do not interact, and that the first axis at every use holds them, one after the other.
     Nothing here tells whether it is so, but for the sizes: compare the result with gradients of parts of the batch.
@@ -30,10 +31,11 @@ class BatchGram:
     Args:
         weights: those in whose context the forward passes run.
         parameters: θ.
+        quantities: their number.
     """
 
-    def __init__(self, weights: RecordingWeights, parameters: Sequence[Tensor]) -> None:
-        self._weights, self._parameters = weights, parameters
+    def __init__(self, weights: RecordingWeights, parameters: Sequence[Tensor], quantities: int = 1) -> None:
+        self._weights, self._parameters, self._quantities = weights, parameters, quantities
         self._uses: list[Use] = []
         self._batches: list[dict[int, LeafFactors]] = []
         self._leaves: dict[int, Tensor] = {}
@@ -41,7 +43,8 @@ class BatchGram:
         self.refused = False
 
     def edges(self, value: Tensor) -> list[GradientEdge]:
-        """Return the places in the graph of a value at which `add` needs its gradients; empty if it cannot use them."""
+        """Return the places in the graph of a value at which `add` needs its gradients, and those of the other
+        quantities; empty if it cannot use them."""
         self._uses = []
         maps = self._weights.maps.values()
         chosen, inside = {id(p) for p in self._parameters}, [id(p) for each in maps for p in (each.g, each.v)]
@@ -57,16 +60,21 @@ class BatchGram:
             # A g or v that is used outside of its WeightNorm has the gradient of both uses.
             self.refused = not uses or any(use.site is None or id(use.leaf) in inside for use in uses)
             self._uses = uses
+        return self.last_edges
+
+    @property
+    def last_edges(self) -> list[GradientEdge]:
+        """The result of the last call of `edges`, until `add`."""
         return [] if self.refused else list(dict.fromkeys(use.edge for use in self._uses))
 
     @torch.no_grad()
-    def add(self, gradients: Sequence[Tensor | None], samples: int, weight: float = 1.0) -> None:
-        """Add a batch: the gradients of the value at its `edges`, times a weight."""
+    def add(self, gradients: Sequence[Sequence[Tensor | None]], samples: int, weights: Sequence[float]) -> None:
+        """Add a batch: for each quantity the gradients at the last `edges`, and a weight of all its gradients."""
         edges = dict.fromkeys(use.edge for use in self._uses)
-        found = dict(zip(edges, gradients))
+        found = dict(zip(edges, zip(*gradients)))
         by_leaf: dict[int, list[LeafFactors]] = {}
         for use in self._uses:
-            factors = self._factors(use, found.get(use.edge), samples, weight)
+            factors = self._factors(use, found.get(use.edge, ()), samples, weights)
             if factors is None:
                 self.refused = True
                 return
@@ -76,23 +84,21 @@ class BatchGram:
         self._sizes.append(samples)
         self._uses = []
 
-    def _factors(self, use: Use, gradient: Tensor | None, samples: int, weight: float) -> LeafFactors | None:
+    def _factors(
+        self, use: Use, gradients: Sequence[Tensor | None], samples: int, weights: Sequence[float]
+    ) -> LeafFactors | None:
         effective = any(use.leaf is each.w for each in self._weights.maps.values())
-        if gradient is None or use.site is None or (effective and not isinstance(use.site, Outer)):
+        known = [gradient.detach() * weight for gradient, weight in zip(gradients, weights) if gradient is not None]
+        if len(known) < self._quantities or use.site is None or (effective and not isinstance(use.site, Outer)):
             return None
-        entries, rest = divmod(gradient.shape[0], samples) if gradient.dim() else (0, 1)
-        if rest or entries == 0 or 0 not in use.site.axes(gradient.dim()):
+        shape = known[0].shape
+        entries, rest = divmod(shape[0], samples) if shape else (0, 1)
+        if rest or entries == 0 or 0 not in use.site.axes(len(shape)):
             return None
         result = self._weights.result(use.edge.node) if effective else None
         with self._weights.in_backward():
-            return site_factors(
-                use.site,
-                SampleAxis(0, entries, major=True),
-                samples,
-                [gradient.detach() * weight],
-                folded=True,
-                result=result,
-            )
+            axis = SampleAxis(0, entries, major=True)
+            return site_factors(use.site, axis, samples, known, folded=False, result=result)
 
     def is_cheap(self) -> bool:
         """Whether the Gram matrices take about as many multiplications as a forward pass, or fewer."""
@@ -103,13 +109,14 @@ class BatchGram:
 
     @torch.no_grad()
     def gram(self) -> Tensor | None:
-        """Return the matrix (n, n) in float64, on the CPU; ``None`` if the structure of a batch does not give it."""
+        """Return the inner products (q, q, n, n) in float64, on the CPU; ``None`` if the structure of a batch does not
+        give them."""
         if self.refused or not self._batches or any(each.keys() != self._leaves.keys() for each in self._batches):
             return None
         if not self.is_cheap():
             return None
-        maps = {id(each.w): each for each in self._weights.maps.values()}
-        ends = torch.tensor([0, *self._sizes], device="cpu").cumsum(0).tolist()
+        maps, q = {id(each.w): each for each in self._weights.maps.values()}, self._quantities
+        ends = torch.tensor([0, *self._sizes], device="cpu").cumsum(0).mul(q).tolist()
         device = device_for_float64(next(iter(self._leaves.values())).device)
         total = torch.zeros(ends[-1], ends[-1], dtype=torch.float64, device=device)
         for leaf in self._leaves:
@@ -119,4 +126,5 @@ class BatchGram:
                     out: Mapping[Part, Tensor] = dict.fromkeys(("direction", "length", "rest"), block)
                     add_parts(dict(out), "rest", first[leaf], self._batches[j][leaf], weight_norm=maps.get(leaf))
         total = total.triu()
-        return (total + total.triu(1).t()).cpu()
+        total = (total + total.triu(1).t()).cpu()
+        return total.unflatten(0, (-1, q)).unflatten(2, (-1, q)).permute(1, 3, 0, 2)

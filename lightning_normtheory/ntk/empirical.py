@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -18,6 +18,7 @@ from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.model.checks import trainable_parameters
 from lightning_normtheory.model.layers import refuse_uninitialized, with_batch_statistics
 from lightning_normtheory.ntk.assembly import PARTS, Assembled
+from lightning_normtheory.ntk.factors import Part
 from lightning_normtheory.ntk.gradients import CoupledSamples, GradientSource, IndependentSamples
 from lightning_normtheory.ntk.memory import retry_with_less
 from lightning_normtheory.ntk.network import Converted, Network
@@ -127,6 +128,8 @@ def tangent_kernel_of_batches(
     refine: bool = True,
     seen: Sequence[SampleBatch] | None = None,
     split: BatchNormSplit | None = None,
+    reset_state: Callable[[], object] | None = None,
+    full: int = 0,
     processes: Processes = SINGLE_PROCESS,
 ) -> TangentKernel:
     """Compute `empirical_ntk` for the samples of several batches; remarks are in the result, without warnings.
@@ -136,6 +139,9 @@ def tangent_kernel_of_batches(
         refine: whether to repeat it in float64 if λ_min comes near its floor.
         seen: the part of each batch that the model uses, if it is known; samples that are equal in it are duplicates.
         split: the result of `batch_norm_split`, if it is known; ``None``: the model is traced.
+        reset_state: inside `preserve_state`, what it yields; ``None``: the model is preserved here.
+        full: the number of first samples of which the kernel of all outputs is to come along, where that takes no other
+            passes.
         processes: have the same model and batches, and share the work; all of them get the whole kernel.
     """
     if outputs not in get_args(Outputs):
@@ -152,10 +158,10 @@ def tangent_kernel_of_batches(
     known = processes.run_on_all(lambda: batch_norm_split(model)) if split is None else split
 
     def measure(dtype: torch.dtype | None) -> TangentKernel:
-        with _measuring(model, batch_stats) as reset_state:
-            network = _network(model, reset_state, dtype, known)
+        with _measuring(model, batch_stats, reset_state) as reset:
+            network = _network(model, reset, dtype, known)
             mine = batches if dtype is None else [batch.map(partial(converted, dtype=dtype)) for batch in batches]
-            task = KernelTask(network, mine, outputs, layers, processes, directions, seed)
+            task = KernelTask(network, mine, outputs, layers, processes, directions, seed, full)
             source, found = retry_with_less(lambda divisor: compute_kernel(replace(task, divisor=divisor)), processes)
             return _result(task, source, found, seen or mine)
 
@@ -201,15 +207,17 @@ def effort_for_batches(
 
 
 @contextmanager
-def _measuring(model: nn.Module, batch_stats: bool | None) -> Iterator[Callable[[], object]]:
+def _measuring(
+    model: nn.Module, batch_stats: bool | None, reset_state: Callable[[], object] | None = None
+) -> Iterator[Callable[[], object]]:
     device = next(iter(model.parameters())).device
     with (
-        preserve_state(model, batch_stats=batch_stats) as reset_state,
+        preserve_state(model, batch_stats=batch_stats) if reset_state is None else nullcontext(reset_state) as reset,
         torch.enable_grad(),
         without_autocast(device),
         without_tf32(),  # hardly any λ_min is far from the floor of TF32, and float64 is slower by far
     ):
-        yield reset_state
+        yield reset
 
 
 def _network(
@@ -220,24 +228,38 @@ def _network(
 
 
 def _result(task: KernelTask, source: GradientSource, found: Assembled, seen: Sequence[SampleBatch]) -> TangentKernel:
-    network, blocks, singles, k = task.network, found.blocks, found.by_direction, source.outputs
+    blocks, singles, k = found.blocks, found.by_direction, source.outputs
     if task.outputs == "trace":
         for matrix in (matrix for parts in blocks.values() for matrix in parts.values()):
             matrix /= k if singles is None else k * len(singles)
-    direction, length, rest = (_sum([parts[part] for parts in blocks.values()]) for part in PARTS)
-    samples = sum(source.sizes)
+    kernel = _kernel(task, source, {part: _sum([parts[part] for parts in blocks.values()]) for part in PARTS}, seen)
+    full = None
+    if found.full is not None:
+        first = list(_first(seen, task.full))
+        full = _kernel(replace(task, outputs="full", batches=first), source, found.full, first)
+    return replace(
+        kernel,
+        layers={name: KernelParts(**parts) for name, parts in blocks.items() if name is not None},
+        by_direction=None if singles is None else singles / k,
+        full=full,
+    )
+
+
+def _kernel(
+    task: KernelTask, source: GradientSource, parts: dict[Part, Tensor], seen: Sequence[SampleBatch]
+) -> TangentKernel:
+    network = task.network
+    samples = sum(batch.asked for batch in task.batches)
     distinct = count_distinct(seen)
     if distinct is None:  # unknown is not equal
         distinct = samples
     coupled = isinstance(source, CoupledSamples)
     lowest = min((leaf.tensor for leaf in source.leaves), key=lambda tensor: tensor.dtype.itemsize)
     return TangentKernel(
-        direction + length + rest,
-        direction,
-        length,
-        rest,
+        parts["direction"] + parts["length"] + parts["rest"],
+        **parts,
         outputs=task.outputs,
-        number_of_outputs=k,
+        number_of_outputs=source.outputs,
         dtype=lowest.dtype,
         operand_eps=operand_eps(lowest.device, lowest.dtype),
         subtracted=any(w.v.requires_grad and not w.g.requires_grad for w in network.weights.maps.values()),
@@ -254,9 +276,15 @@ def _result(task: KernelTask, source: GradientSource, found: Assembled, seen: Se
         one_by_one=tuple(leaf.name for leaf in source.one_by_one),
         coupled=coupled,
         remark=_SAMPLES_INTERACT if coupled and not with_batch_statistics(network.model) else "",
-        layers={name: KernelParts(**parts) for name, parts in blocks.items() if name is not None},
-        by_direction=None if singles is None else singles / k,
     )
+
+
+def _first(batches: Sequence[SampleBatch], samples: int) -> Iterator[SampleBatch]:
+    """The batches that hold the first samples."""
+    for batch in batches:
+        if samples > 0:
+            yield batch._replace(asked=min(batch.asked, samples))
+        samples -= batch.asked
 
 
 def _sum(matrices: Sequence[Tensor]) -> Tensor:

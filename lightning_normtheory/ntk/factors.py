@@ -59,6 +59,9 @@ class Weight:
     def only(self, output: int) -> "Weight":
         return Weight(Factors(*(_only(side, output) for side in self.factors)), self.result)
 
+    def unfolded(self) -> "Weight":
+        return Weight(Factors(*(_joined(side) for side in self.factors)), self.result)
+
     def gradients(self) -> "Gradients":
         values = []
         for r, c in _paired(*self.factors):
@@ -85,6 +88,9 @@ class Table:
 
     def only(self, output: int) -> "Table":
         return Table(_only(self.rows, output), self.indices, self.entries)
+
+    def unfolded(self) -> "Table":
+        return Table(_joined(self.rows), self.indices, self.entries)
 
     def gradients(self) -> "Gradients":
         values = []
@@ -117,12 +123,15 @@ class Gradients:
     def only(self, output: int) -> "Gradients":
         return Gradients(_only(self.values, output), self.formed)
 
+    def unfolded(self) -> "Gradients":
+        return Gradients(_joined(self.values), self.formed)
+
     def gradients(self) -> "Gradients":
         return self
 
 
-# Each has `some`, which selects samples, `only`, which selects an output of a list, `gradients`, which forms the
-# gradients, and `numel`, the number of entries.
+# Each has `some`, which selects samples, `only`, which selects an output of a list, `unfolded`, which makes the list an
+# axis, `gradients`, which forms the gradients, and `numel`, the number of entries.
 LeafFactors = Weight | Table | Gradients
 
 
@@ -150,6 +159,11 @@ def gram_cost(factors: LeafFactors) -> GramCost:
         T, d = factors.rows[0].shape[2:]
         return GramCost(T * T * d, 0.0, float("inf"))
     return GramCost(float("inf"), factors.formed, factors.values[0].shape[2])
+
+
+def _joined(values: Sequence[Tensor]) -> list[Tensor]:
+    """Make the outputs of a list (n, 1, …) an axis (n, k, …)."""
+    return [torch.cat(list(values), 1)] if len(values) > 1 else list(values)
 
 
 def _only(values: Sequence[Tensor], output: int) -> list[Tensor]:
@@ -259,6 +273,8 @@ def _add_weight_norm(out: dict[Part, Tensor], first: Weight, second: Weight, eac
     targets = [Target(out["length"])] if each.g.requires_grad else []
     if each.v.requires_grad:
         targets.append(Target(out["direction"], units.scale.square(), -1))
+    if out["length"] is out["direction"] and len(targets) == 2:  # only the sum is wanted: one product
+        targets = [Target(out["length"], 1 - units.scale.square())]
     add_gram(targets, along, along if upper else list(units.along(second)), upper=upper)
     if each.v.requires_grad:
         scales = {"row_scale": units.row_scale, "col_scale": units.col_scale}

@@ -156,6 +156,7 @@ class Network:
         self.weights = RecordingWeights()
         self._reset_state, self._converted = reset_state, converted
         self._begin()
+        self._begun = True
         parts = _parts(model, split)
         parameters = trainable_parameters(model)
         if len(devices := dict.fromkeys(str(p.device) for p in parameters.values())) > 1:
@@ -180,7 +181,9 @@ class Network:
             TypeError: if the output is no real tensor with the samples in front.
             ValueError: if it has another number of samples, or no graph.
         """
-        self._begin()
+        if not self._begun:
+            self._begin()
+        self._begun = False
         # A copy, since the forward pass may write into its input. If it draws random numbers, the same each time.
         x = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
         with isolated_rng():

@@ -55,6 +55,7 @@ class TangentKernel:
         remark: a warning if they interact for another reason than BatchNorm's batch statistics.
         layers: the parts of each layer, by module name, if asked for.
         by_direction: for an estimate, K(z_r)/k of the random directions (m, n, n), whose mean is ``kernel``.
+        full: the kernel of all outputs of the first samples, if it was asked for and came along.
     """
 
     kernel: Tensor = field(repr=False)
@@ -75,6 +76,7 @@ class TangentKernel:
     remark: str = ""
     layers: Mapping[str, KernelParts] = field(default_factory=dict, repr=False)
     by_direction: Tensor | None = field(default=None, repr=False)
+    full: "TangentKernel | None" = field(default=None, repr=False)
     part_of: Mapping[str, Part] = field(default_factory=dict, repr=False)
     untraced: Mapping[str, str] = field(default_factory=dict, repr=False)
 

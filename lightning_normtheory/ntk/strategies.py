@@ -31,6 +31,7 @@ class KernelTask:
     Attributes:
         directions: the number of random directions over the outputs; ``None``: all outputs.
         seed: of the directions.
+        full: the number of first samples of which the kernel of all outputs is to come along.
         divisor: of the memory limit.
     """
 
@@ -41,6 +42,7 @@ class KernelTask:
     processes: Processes
     directions: int | None = None
     seed: int = 0
+    full: int = 0
     divisor: int = 1
 
     @property
@@ -94,6 +96,7 @@ def compute_kernel(task: KernelTask) -> tuple[GradientSource, Assembled]:
             folded=task.outputs != "full",
             layers=task.layers,
             batch=task.batch,
+            full=task.full,
             processes=task.processes,
             divisor=task.divisor,
         )

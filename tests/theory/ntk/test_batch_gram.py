@@ -62,27 +62,31 @@ def trained(model):
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def one_by_one(model, x, scalar):
-    """The Gram matrix of ∇ scalar(f(x_i))."""
+def one_by_one(model, x, *scalars):
+    """The inner products (q, q, n, n) of the gradients of each scalar(f(x_i))."""
     rows = []
-    for i in range(len(x)):
-        found = torch.autograd.grad(scalar(model(x[i : i + 1])), trained(model), allow_unused=True)
-        rows.append(
-            torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for g, p in zip(found, trained(model))])
-        )
-    stacked = torch.stack(rows)
-    return stacked @ stacked.T
+    for scalar in scalars:
+        for i in range(len(x)):
+            found = torch.autograd.grad(scalar(model(x[i : i + 1])), trained(model), allow_unused=True)
+            rows.append(
+                torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for g, p in zip(found, trained(model))])
+            )
+    stacked = torch.stack(rows).unflatten(0, (len(scalars), len(x)))
+    return torch.einsum("aip,bjp->abij", stacked, stacked)
 
 
-def from_batches(model, batches, scalar, *, light=True, weight=1.0):
-    """The Gram matrix from a pass over each batch."""
-    weights = RecordingWeights(light=light)
-    gram = BatchGram(weights, trained(model))
+def from_batches(model, batches, *scalars, light=True, weights=(1.0,)):
+    """The inner products from a pass over each batch."""
+    recording = RecordingWeights(light=light)
+    gram = BatchGram(recording, trained(model), len(scalars))
     for x in batches:
-        with weights:
-            value = scalar(model(x))
-        edges = gram.edges(value)
-        gram.add(torch.autograd.grad(value, edges, retain_graph=True) if edges else [], len(x), weight)
+        with recording:
+            y = model(x)
+            values = [scalar(y) for scalar in scalars]
+        edges = gram.edges(values[0])
+        assert gram.last_edges == edges
+        found = [torch.autograd.grad(value, edges, retain_graph=True) if edges else [] for value in values]
+        gram.add(found, len(x), weights)
     return gram
 
 
@@ -106,13 +110,22 @@ def test_gram_is_that_of_the_gradients_of_single_samples(name, light, batches, a
     for scalar in (lambda y: y.sum(), lambda y: (y**2).sum()):
         found = from_batches(model, batches, scalar, light=light).gram()
         expected = one_by_one(model, torch.cat(batches), scalar)
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10 * float(expected.diagonal().max()))
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_quantities_have_inner_products_with_each_other(name, batches, any_cost):
+    torch.manual_seed(1)
+    model, scalars = MODELS[name]().double(), (lambda y: (y**2).sum(), lambda y: y.sum())
+    found = from_batches(model, batches, *scalars, weights=(1.0, 1.0)).gram()
+    expected = one_by_one(model, torch.cat(batches), *scalars)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10 * float(expected.abs().max()))
 
 
 def test_the_gradient_of_a_mean_gives_that_of_each_loss(batches, any_cost):
     torch.manual_seed(1)
     model, x = MODELS["wn"]().double(), batches[0]
-    found = from_batches(model, [x], lambda y: (y**2).sum(1).mean(), weight=len(x)).gram()
+    found = from_batches(model, [x], lambda y: (y**2).sum(1).mean(), weights=[len(x)]).gram()
     torch.testing.assert_close(found, one_by_one(model, x, lambda y: (y**2).sum()))
 
 
