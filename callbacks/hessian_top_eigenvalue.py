@@ -14,9 +14,11 @@ from lightning_normtheory.callbacks.output.messages import warn
 from lightning_normtheory.hessian.bracket import Bracket, bracket_of_set
 from lightning_normtheory.hessian.edge_of_stability import edges_of_stability
 from lightning_normtheory.hessian.eigenvalues import Eigenpair, Method, check_options
+from lightning_normtheory.hessian.following import follow_top_eigenvalue
 from lightning_normtheory.hessian.operator import Memory
-from lightning_normtheory.hessian.warm_start import WarmStart, follow_top_eigenvalue
+from lightning_normtheory.hessian.warm_start import WarmStart
 from lightning_normtheory.linalg.sampling import Estimate
+from lightning_normtheory.measuring.workspace import give_back
 from lightning_normtheory.record.wording import first_lines
 
 __all__ = ["HessianTopEigenvalue"]
@@ -120,6 +122,7 @@ class HessianTopEigenvalueDiagnostic(Diagnostic):
         if not pair.converged and pair.hvps >= self._options["max_hvps"] and not self._warned:
             self._warned = True
             self._warn_not_converged(pair)
+        give_back(*pair.vector.values())  # parts of one piece of memory
         return metrics
 
     def _bracket(self, measurement: Measurement, pair: Eigenpair) -> dict[str, float]:

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from lightning_normtheory.autodiff.weight_norm import EffectiveWeights
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
-from lightning_normtheory.callbacks.measurement.gradients import GradientSums, ProbeGradients
+from lightning_normtheory.callbacks.measurement.gradients import GradientSums, ProbeGradients, StructuredSums
 from lightning_normtheory.callbacks.measurement.kernels import Predictor
 from lightning_normtheory.callbacks.measurement.passes import GRAPH, PRODUCT
 from lightning_normtheory.callbacks.measurement.smaller_batches import (
@@ -23,7 +23,7 @@ from lightning_normtheory.callbacks.measurement.smaller_batches import (
     retry_smaller,
 )
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
-from lightning_normtheory.hessian.gradient_graph import Gradients
+from lightning_normtheory.hessian.gradient_graph import Differentiate, Gradients
 from lightning_normtheory.hessian.operator import GraphSize, LossHessian, Memory
 from lightning_normtheory.hessian.predictor import predictor_hessian
 from lightning_normtheory.linalg.inner_products import dot
@@ -46,7 +46,7 @@ _FEW_VECTORS = 4
 # A graph takes at most so many times the parameters for weights and their gradients.
 _WEIGHTS = 3
 # Vectors of the size of the parameters that a method and its products take beside the graphs, by measurement.
-_VECTORS = 12
+_VECTORS = 16
 
 
 class HessianRequest(NamedTuple):
@@ -90,7 +90,7 @@ class PredictorCurvature(NamedTuple):
 class _SharedPass:
     """Computes the losses for the graph of the gradient, and adds up what R and ‖ḡ‖² need of that graph."""
 
-    def __init__(self, function: MeasuredFunction, sums: GradientSums) -> None:
+    def __init__(self, function: MeasuredFunction, sums: GradientSums | StructuredSums) -> None:
         self._function, self._sums = function, sums
         self._outputs: Tensor | None = None
         self._finished = False
@@ -107,40 +107,32 @@ class _SharedPass:
     @property
     def weights(self) -> EffectiveWeights | None:
         """The context of the losses, if the sums need their own."""
-        return None if self._sums.structure is None else self._sums.structure.weights
+        return self._sums.weights if isinstance(self._sums, StructuredSums) else None
 
     def begin(self) -> None:
         self._outputs = None  # with the graph of an attempt that failed
         self._sums.begin()
 
     def edges(self, loss: Tensor) -> Sequence[GradientEdge]:
-        return [] if self._sums.structure is None else self._sums.structure.of_loss.edges(loss)
+        return self._sums.edges(loss) if isinstance(self._sums, StructuredSums) else []
 
     def add(
         self,
         index: int,
         loss: Tensor,
-        gradients: Gradients,
+        gradients: Callable[[], Gradients],
         at_edges: Gradients,
-        differentiate: Callable[[Tensor, Sequence[GradientEdge]], tuple[Gradients, Gradients]],
+        differentiate: Differentiate,
     ) -> None:
         outputs, self._outputs = self._outputs, None
-        batch, structure = self._function.batches[index], self._sums.structure
+        batch = self._function.batches[index]
+        if isinstance(self._sums, StructuredSums):
+            self._sums.add(batch, loss, outputs, at_edges, differentiate)
+        else:
+            self._sums.add(batch, loss, outputs, lambda value: differentiate(value, None), gradients())
 
-        def beside(value: Tensor) -> Gradients:
-            if structure is None:
-                return differentiate(value, [])[0]
-            assert outputs is not None  # else these are not differentiated in this pass
-            found, at_outputs = differentiate(value, structure.of_outputs.edges(value))
-            structure.add_outputs(batch, outputs.numel(), at_outputs)
-            return found
-
-        if structure is not None:
-            structure.add_loss(batch, at_edges)
-        self._sums.add(batch, loss, outputs, beside, gradients)
-
-    def result(self) -> ProbeGradients | None:
-        return self._sums.result()
+    def result(self, gradient: Tensor) -> ProbeGradients | None:
+        return self._sums.result(gradient) if isinstance(self._sums, StructuredSums) else self._sums.result()
 
     def release(self) -> None:
         """Free everything; from now on only losses are computed, for the graphs of later products."""
@@ -158,14 +150,14 @@ class Curvature:
 
     Attributes:
         gradients: what the gradients of the graph say, once it was built.
-        uses_structure: whether their spread is that of the layers' structure (`StructuredSpread`), or was to be.
+        uses_structure: whether their spread is that of the layers' structure (`StructuredSums`), or was to be.
     """
 
     def __init__(
         self,
         function: MeasuredFunction,
         requests: Mapping[str, HessianRequest],
-        sums: Callable[[], GradientSums | None] | None = None,
+        sums: Callable[[], GradientSums | StructuredSums | None] | None = None,
     ) -> None:
         self.gradients: ProbeGradients | None = None
         self.uses_structure = False
@@ -290,7 +282,7 @@ class Curvature:
                 try:
                     self.uses_structure = shared.weights is not None
                     hessian.prepare()
-                    self.gradients = processes.run_on_all(shared.result)
+                    self.gradients = processes.run_on_all(partial(shared.result, hessian.gradient))
                 finally:
                     shared.release()
             for key, request in requests.items():
@@ -303,7 +295,7 @@ class Curvature:
         """Return what also adds up the gradients of the graph, if somebody asks for them; in the first attempt only."""
         make, self._sums = self._sums, None
         sums = None if make is None or self.saves_memory else make()
-        if sums is not None and sums.structure is not None and memory == "low":
+        if isinstance(sums, StructuredSums) and memory == "low":
             sums = None  # the structure needs the inputs of all layers for all batches
         self._sharing = self._sharing or sums is not None
         return None if sums is None else _SharedPass(self._function, sums)

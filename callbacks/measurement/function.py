@@ -1,7 +1,7 @@
 """The trained function (model, loss and predictor) on the probe, evaluated without a trace in the run."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -18,13 +18,18 @@ from lightning_normtheory.callbacks.samples.batch_contents import describe
 from lightning_normtheory.callbacks.samples.probe import Probe, ProbeBatch
 from lightning_normtheory.callbacks.step.findings import Findings
 from lightning_normtheory.callbacks.step.manual_step import ManualStep, StopStep, with_inner
-from lightning_normtheory.callbacks.step.predictor import captured_inputs, captured_output, output_in_passing
+from lightning_normtheory.callbacks.step.predictor import (
+    captured_inputs,
+    captured_output,
+    output_in_passing,
+    run_with_output,
+)
 from lightning_normtheory.callbacks.step.silence import muted
 from lightning_normtheory.callbacks.step.theta import ParameterChoice, choose_parameters
 from lightning_normtheory.callbacks.step.training_step import call_training_step, training_step_loss
 from lightning_normtheory.linalg.arithmetic import without_autocast
 from lightning_normtheory.linalg.precision import device_for_float64
-from lightning_normtheory.measuring.preserve import preserve_state
+from lightning_normtheory.measuring.preserve import Reset, preserve_state
 from lightning_normtheory.measuring.rng import isolated_rng
 from lightning_normtheory.measuring.snapshot import Snapshot
 from lightning_normtheory.measuring.statistics import hold_batch_statistics
@@ -67,10 +72,9 @@ class MeasuredFunction:
         left_out: the fraction of the training set that is not in the probe, see `Probe`.
         weighted: whether it was drawn with different probabilities.
         passes: the passes that were made so far.
-        reset_state: inside `measuring`, resets the model before the next forward pass, see `preserve_state`.
     """
 
-    reset_state: Callable[[], list[Tensor]]
+    _reset: Reset
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class MeasuredFunction:
         self.passes = Passes(sum(batch.samples for batch in self.batches if batch.counts))
         self._parameters = parameters
         self.chosen_stats = batch_stats
+        self._ran = False
 
     @property
     def chosen(self) -> bool:
@@ -128,18 +133,20 @@ class MeasuredFunction:
         """Whether the function that predicts is the one that is trained: no BatchNorm has other statistics there."""
         return self.chosen_stats is not None or not batch_norm_layers(self.model)
 
-    def hold_statistics(self) -> None:
+    def hold_statistics(self) -> bool:
         """Inside `measuring`: hold the statistics of BatchNorm constant, at those of the probe, so that samples are
         independent and the function depends on weights and probe alone; see `hold_batch_statistics`.
 
         Not with a ``batch_stats`` of the user's, nor if a layer in training keeps no running statistics: its samples
-        interact anyway. The next reset of the model ends it.
+        interact anyway. The next reset of the model ends it. Return whether there is anything to hold.
         """
         layers = batch_norm_layers(self.model).values()
-        if self.chosen_stats is None and layers and all(layer.running_mean is not None for layer in layers):
+        held = self.chosen_stats is None and bool(layers) and all(each.running_mean is not None for each in layers)
+        if held:
             # Inputs one after the other: those of all batches may need more memory than a training step.
             passes = ((partial(self.outputs, self.model, self.inputs_of(b)), b.samples) for b in self.all_batches)
             hold_batch_statistics(self.model, passes, self.reset_state)
+        return held
 
     @contextmanager
     def measuring(self, *, independent: bool = False) -> Iterator[None]:
@@ -162,27 +169,35 @@ class MeasuredFunction:
                 muted(self.trainer, self.model),
                 preserve_state(
                     self.model, batch_stats=batch_stats, trained=self.theta.values(), processes=self.processes
-                ) as self.reset_state,
+                ) as self._reset,
                 self.trainer.precision_plugin.forward_context(),
                 without_autocast(self.model.device),  # mixed precision has the weights in full
                 torch.enable_grad(),
             ):
+                self._ran = False
                 yield
         except Exception as caught:  # noqa: BLE001  # raised below, in every process
             error = caught
         finally:
-            vars(self).pop("reset_state", None)  # it holds a copy of the model
+            vars(self).pop("_reset", None)  # it holds a copy of the model
             self.trainer.should_stop = should_stop
             around.restore()  # last: a deferred interrupt takes effect at its end
         self.processes.run_on_all(lambda: _raise(error))
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
+    def reset_state(self, *, contents: bool = True) -> list[Tensor]:
+        """Inside `measuring`: reset the model before the next forward pass, unless nothing has run yet; see
+        `preserve_state`."""
+        changed = self._reset(contents=contents) if self._ran else []
+        self._ran = True
+        return changed
+
     @contextmanager
-    def fresh(self, batch: ProbeBatch) -> Iterator[None]:
+    def fresh(self, batch: ProbeBatch, *, contents: bool = True) -> Iterator[None]:
         """Reset the model and seed the random generators by the batch, so that every evaluation of the loss or of its
         derivatives, in any number of processes, sees the same state and the same draws."""
-        self.reset_state()
+        self.reset_state(contents=contents)
         with isolated_rng(batch.first):
             yield
 
@@ -198,17 +213,39 @@ class MeasuredFunction:
 
     def loss_and_outputs(self, batch: ProbeBatch) -> tuple[Tensor, Tensor | None]:
         """Return `loss_of`, and the outputs (samples, …) in its graph; ``None`` if that pass does not have them."""
-        call = self.findings.call
-        if self.user_predict is not None or call is None:
-            return self.loss_of(batch), None
         self.passes.add(FORWARD, batch.samples)
         with self.fresh(batch):
-            data = self.on_device(batch)
-            loss, outputs = output_in_passing(self.model, call, partial(self.loss_on, data, batch.index))
+            loss, outputs = self.loss_and_outputs_on(self.on_device(batch), batch.index)
         return loss, outputs if outputs is not None and outputs.requires_grad else None
+
+    def loss_and_outputs_on(self, data: Any, index: int) -> tuple[Tensor, Tensor | None]:
+        """Return `loss_on`, and the outputs of that pass, if it has them."""
+        call = self.findings.call
+        if self.user_predict is not None or call is None:
+            return self.loss_on(data, index), None
+        return output_in_passing(self.model, call, partial(self.loss_on, data, index))
+
+    def losses_of_outputs(self, batches: Sequence[tuple[ProbeBatch, Tensor | None]]) -> list[float]:
+        """Return `loss_of` for known outputs: the network does not run, if nothing but these comes from it."""
+        found = [self._loss_of_outputs(batch, outputs, contents=False) for batch, outputs in batches]
+        if not self.reset_state():
+            return found
+        # A step has written to the model: all must begin with the same one.
+        return [self._loss_of_outputs(batch, outputs, contents=True) for batch, outputs in batches]
+
+    def _loss_of_outputs(self, batch: ProbeBatch, outputs: Tensor | None, *, contents: bool) -> float:
+        call, loss = self.findings.call, None
+        known = outputs is not None and self.user_predict is None and call is not None and call.is_whole
+        if outputs is not None and call is not None and known and self.findings.repeatable:
+            with self.fresh(batch, contents=contents):
+                step = partial(self.loss_on, self.on_device(batch), batch.index)
+                # A copy: the step may write into it.
+                loss = run_with_output(self.model, call, outputs.clone(), step)
+        return float((self.loss_of(batch) if loss is None else loss).detach())
 
     def loss_on(self, data: Any, index: int) -> Tensor:
         """Return the mean loss of a batch on the device; ``index`` is its ``batch_idx``."""
+        self._ran = True
         loss = self.user_loss(self.model, data) if self.user_loss else self._step_loss(data, index)
         if not isinstance(loss, Tensor):
             raise TypeError(f"Expected the loss as a tensor, but got {describe(loss)}.")
@@ -234,6 +271,7 @@ class MeasuredFunction:
 
     def manual_step(self, data: Any, index: int, step: ManualStep) -> None:
         """Run a training_step that optimizes manually, without training."""
+        self._ran = True
         with step.watching(self.trainer, self.model):
             call_training_step(self.model, data, index if self.findings.batch_idx is None else self.findings.batch_idx)
 
@@ -264,7 +302,7 @@ class MeasuredFunction:
         Raises:
             TypeError: if they are no floating-point tensor.
         """
-        call = self.findings.call
+        call, self._ran = self.findings.call, True
         if self.user_predict is not None:
             output = self.user_predict(model, inputs)
         elif call is None:
@@ -285,6 +323,7 @@ class MeasuredFunction:
 
     def run_loss(self, data: Any) -> None:
         """Run the code that computes the loss. Its ``batch_idx`` is that of the trial."""
+        self._ran = True
         with torch.enable_grad() if self.findings.needs_graph else nullcontext():
             if self.user_loss is not None:
                 self.user_loss(self.model, data)
@@ -353,6 +392,7 @@ class MeasuredFunction:
 
     def on_device(self, batch: ProbeBatch) -> Any:
         """Return a copy of the batch on the model's device, after the module's transfer hooks."""
+        self._ran = True
         # A copy: the user's hooks and steps may work in place, and the probe must not change.
         data = copy.deepcopy(batch.data)
         if batch.transferred:

@@ -1,34 +1,44 @@
 """Gradients of the loss and of the outputs on the probe, added up batch by batch for R and ‖ḡ‖²."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
-from lightning_normtheory.callbacks.measurement.passes import GRADIENT
+from lightning_normtheory.callbacks.measurement.passes import GRADIENT, TO_LAYERS
 from lightning_normtheory.callbacks.measurement.rsc_metric import RSCMetric
 from lightning_normtheory.callbacks.measurement.smaller_batches import SAME_LOSS, all_agree, cut_into_units
 from lightning_normtheory.callbacks.samples.probe import ProbeBatch
+from lightning_normtheory.linalg.inner_products import dot
 from lightning_normtheory.measuring.memory import is_out_of_memory
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.ntk.batch_gram import BatchGram
 from lightning_normtheory.ntk.network import RecordingWeights
 from lightning_normtheory.record.wording import first_lines
-from lightning_normtheory.rsc import RSC, gradients_of, rsc_of_one_batch
+from lightning_normtheory.rsc import RSC, gradients_of, rsc_of, rsc_of_one_batch
 from lightning_normtheory.rsc_train import (
     MOST_GROUPS,
     RSCTrain,
     rsc_of_set,
+    same_spread,
     spread_table,
     table_of_grams,
     why_no_estimate,
 )
 
-__all__ = ["GradientSums", "ProbeGradients", "measure_gradients", "sums_of_whole_batches"]
+__all__ = [
+    "GradientSums",
+    "ProbeGradients",
+    "StructuredSums",
+    "measure_gradients",
+    "same_gradients",
+    "sums_of_whole_batches",
+]
 
 Gradients = Sequence[Tensor | None]
 # Why a probe tells nothing about the training set.
@@ -67,17 +77,10 @@ class GradientSums:
     Args:
         units: the number of batches in all processes, from whose spread the training set is estimated; 1: it is not.
         strict: whether outputs that fail also fail the loss and its gradient, which need none.
-        structure: gives the spread instead, of parts of the batches; ``None``: the batches do.
-
-    Attributes:
-        structure: the same.
     """
 
-    def __init__(
-        self, function: MeasuredFunction, units: int, *, strict: bool, structure: "StructuredSpread | None" = None
-    ) -> None:
+    def __init__(self, function: MeasuredFunction, units: int, *, strict: bool) -> None:
         self._function, self._units, self._strict = function, units, strict
-        self.structure = structure
         self._groups = min(units, MOST_GROUPS) if units > 1 else 0
         self._alone = len(function.batches) == 1 and function.processes.count == 1
         # Of a regular batch: only the last one is larger or smaller.
@@ -90,8 +93,6 @@ class GradientSums:
         function = self._function
         sizes = [p.numel() for p in function.theta.values()]
         self._metric = RSCMetric(sizes, self._groups, **function.summing).to(function.sum_device)
-        if self.structure is not None:
-            self.structure.begin()
         self._failure = ""
         self._single: tuple[RSC, float] | None = None
 
@@ -100,8 +101,6 @@ class GradientSums:
         if self._metric is not None:
             self._metric.release()
         self._metric = None
-        if self.structure is not None:
-            self.structure.release()
 
     def add(
         self,
@@ -154,20 +153,13 @@ class GradientSums:
             self._failure = self._failure or first_lines(f"{type(error).__name__}: {error}")
             return math.nan, []
 
-    def result(self) -> ProbeGradients | None:
-        """Add up the sums of all processes; ``None`` if the structure does not give the spread."""
+    def result(self) -> ProbeGradients:
+        """Add up the sums of all processes."""
         function, metric = self._function, self._metric
         assert metric is not None
         rsc, cosine = self._single or self._over_processes(metric)
         table = spread_table(1) if metric.spread is None else metric.spread
-        if self.structure is not None:
-            found = self.structure.table(rsc)
-            if found is None:
-                return None
-            table = found
-        why_not = _WEIGHTED if function.weighted else why_no_estimate(table, function.left_out)
-        train = None if why_not else rsc_of_set(rsc, table, function.left_out)
-        return ProbeGradients(rsc, cosine, train, why_not, self._failure, table)
+        return _probe_gradients(function, rsc, cosine, table, self._failure)
 
     def _over_processes(self, metric: RSCMetric) -> tuple[RSC, float]:
         function = self._function
@@ -177,6 +169,14 @@ class GradientSums:
         if not any(batch.counts for batch in function.batches):  # fewer batches than processes: add zeros
             metric.update(0, torch.zeros((), device="cpu"), [], 0, [])
         return metric.compute(), metric.cosine
+
+
+def _probe_gradients(
+    function: MeasuredFunction, rsc: RSC, cosine: float, table: Tensor, failure: str = ""
+) -> ProbeGradients:
+    why_not = _WEIGHTED if function.weighted else why_no_estimate(table, function.left_out)
+    train = None if why_not else rsc_of_set(rsc, table, function.left_out)
+    return ProbeGradients(rsc, cosine, train, why_not, failure, table)
 
 
 def _estimates(function: MeasuredFunction) -> bool:
@@ -199,15 +199,20 @@ def measure_gradients(function: MeasuredFunction, *, strict: bool) -> ProbeGradi
                 differentiate = partial(gradients_of, parameters=parameters, retain_graph=outputs is not None)
                 sums.add(batch, loss, outputs, differentiate)
                 del loss, outputs  # before the next ones
-        found = sums.result()
-        assert found is not None  # without a structure
-        return found
+        return sums.result()
     finally:
         function.batches = whole
         sums.release()
 
 
-def sums_of_whole_batches(function: MeasuredFunction, *, strict: bool) -> GradientSums | None:
+def same_gradients(first: ProbeGradients, second: ProbeGradients) -> bool:
+    """Whether two ways to compute the same gradients agree but for rounding."""
+    squares = [(each.rsc.grad_norm_sq, each.rsc.mean_predictor_grad_norm_sq) for each in (first, second)]
+    close = all(math.isclose(a, b, rel_tol=_SAME_SQUARE) for a, b in zip(*squares))
+    return close and abs(first.cosine - second.cosine) <= _SAME_SQUARE and same_spread(first.table, second.table)
+
+
+def sums_of_whole_batches(function: MeasuredFunction, *, strict: bool) -> "GradientSums | StructuredSums | None":
     """Return empty sums for passes over whole batches; ``None`` if the estimates need passes over parts of batches."""
     whole = function.batches
     try:
@@ -217,23 +222,22 @@ def sums_of_whole_batches(function: MeasuredFunction, *, strict: bool) -> Gradie
         size = sum(p.numel() for p in function.theta.values())
         if function.processes.count > 1 or function.findings.structured is False or size < _LARGE:
             return None
-        structure = StructuredSpread(function, function.batches)
+        return StructuredSums(function, function.batches)
     finally:
         function.batches = whole
-    return GradientSums(function, 1, strict=strict, structure=structure)
 
 
-class StructuredSpread:
-    """The spread of the gradients of parts of batches, from passes over whole batches and the structure of the layers.
+class StructuredSums:
+    """The same from passes over whole batches and the structure of the layers, in one process.
 
-    Where a model has many parameters, adding up the gradients of every part takes most of the time.
+    Where a model has many parameters, forming the gradients of parts of batches and of the outputs takes most of the
+    time. Call `begin` before the first batch and `release` in the end.
 
     Args:
         parts: the parts of all batches, in order.
 
     Attributes:
         weights: the context of the passes.
-        of_loss, of_outputs: the inner products of the gradients of single samples.
     """
 
     def __init__(self, function: MeasuredFunction, parts: Sequence[ProbeBatch]) -> None:
@@ -242,7 +246,7 @@ class StructuredSpread:
         self.release()
 
     def begin(self) -> None:
-        """Begin with the first batch."""
+        """Begin with the first batch, again if an attempt has failed."""
         self.release()
         self.weights.recording = True
 
@@ -250,40 +254,71 @@ class StructuredSpread:
         """Free everything."""
         self.weights.forget()
         self.weights.recording = False
-        theta = list(self._function.theta.values())
-        self.of_loss, self.of_outputs = BatchGram(self.weights, theta), BatchGram(self.weights, theta)
-        self._outputs: set[float] = set()
+        self._gram = BatchGram(self.weights, list(self._function.theta.values()), quantities=2)
+        self._loss, self._outputs = 0.0, dict[int, Tensor]()
 
-    def add_loss(self, batch: ProbeBatch, at_edges: Gradients) -> None:
-        """Add the gradients of a batch's mean loss at the edges."""
-        if not self.of_loss.refused:
-            self.of_loss.add(at_edges, batch.samples, float(batch.samples))
+    def edges(self, loss: Tensor) -> Sequence[GradientEdge]:
+        """Return the places in the graph of a batch's mean loss where gradients are needed."""
+        return self._gram.edges(loss)
 
-    def add_outputs(self, batch: ProbeBatch, outputs: int, at_edges: Gradients) -> None:
-        """Add the gradients of the sum of a batch's outputs at the edges."""
-        if not self.of_outputs.refused:
-            self.of_outputs.add(at_edges, batch.samples)
-            self._outputs.add(outputs / batch.samples)
+    def add(
+        self,
+        batch: ProbeBatch,
+        loss: Tensor,
+        outputs: Tensor | None,
+        at_edges: Gradients,
+        differentiate: Callable[[Tensor, Sequence[GradientEdge]], Gradients],
+    ) -> None:
+        """Add a batch.
 
-    def table(self, rsc: RSC) -> Tensor | None:
-        """Return the spread; ``None`` if the structure does not give it, or not the gradients of the whole batches."""
-        function = self._function
-        of_loss, of_outputs = self.of_loss.gram(), self.of_outputs.gram()
-        if of_loss is None or of_outputs is None or len(self._outputs) != 1:
+        Args:
+            outputs: those of the pass that computed the loss.
+            at_edges: the gradients of the mean loss at the last edges.
+            differentiate: returns those of another scalar of that pass, whose graph is kept.
+        """
+        if outputs is None:  # they are computed in a pass of their own, which has other edges
+            self._gram.refused = True
+        if self._gram.refused or outputs is None:
+            return
+        self._function.passes.add(TO_LAYERS, batch.samples)
+        of_outputs = differentiate(outputs.sum(), self._gram.last_edges)
+        self._gram.add([at_edges, of_outputs], batch.samples, [float(batch.samples), 1.0])
+        self._outputs[batch.first] = outputs.detach()
+        self._loss += batch.samples * float(loss.detach())
+
+    def result(self, gradient: Tensor) -> ProbeGradients | None:
+        """Return what the sums say; ``None`` if the structure does not give ∇L, or no spread."""
+        gram, function = self._gram.gram(), self._function
+        numbers = {each.numel() / batch.samples for batch, each in self._by_batch()}
+        if gram is None or len(numbers) != 1:
             return None
-        k, n = self._outputs.pop(), len(of_loss)
-        squares = float(of_loss.sum()) / n**2, float(of_outputs.sum()) / (n * k) ** 2
-        expected = rsc.grad_norm_sq, rsc.mean_predictor_grad_norm_sq
-        largest = float(of_loss.diagonal().mean()), float(of_outputs.diagonal().mean()) / k**2
-        if not all(abs(a - b) <= _SAME_SQUARE * c for a, b, c in zip(squares, expected, largest)):
+        k, n = numbers.pop(), gram.shape[-1]
+        of_loss, of_outputs = gram[0, 0], gram[1, 1]
+        loss, square = self._loss / n, dot(gradient, gradient)
+        if not abs(float(of_loss.sum()) / n**2 - square) <= _SAME_SQUARE * float(of_loss.diagonal().mean()):
             return None
         with function.without_graph():
-            losses = [float(function.loss_of(part).detach()) for part in self._parts]
+            losses = function.losses_of_outputs([(part, self._outputs_of(part)) for part in self._parts])
         samples = [part.samples for part in self._parts]
-        mean = sum(count * loss for count, loss in zip(samples, losses)) / n
-        if not abs(mean - rsc.loss) <= SAME_LOSS * abs(rsc.loss):
+        mean = sum(count * each for count, each in zip(samples, losses)) / n
+        if not abs(mean - loss) <= SAME_LOSS * abs(loss):
             return None
-        return table_of_grams(self._groups(), samples, losses, of_loss, round(k), of_outputs)
+        squares = max(float(of_loss.sum()), 0.0), max(float(of_outputs.sum()), 0.0)
+        norms = math.sqrt(squares[0] * squares[1])
+        cosine = min(max(float(gram[0, 1].sum()) / norms, -1.0), 1.0) if norms > 0 else math.nan
+        table = table_of_grams(self._groups(), samples, losses, of_loss, round(k), of_outputs)
+        return _probe_gradients(function, rsc_of(loss, square, squares[1] / (n * k) ** 2), cosine, table)
+
+    def _by_batch(self) -> Iterator[tuple[ProbeBatch, Tensor]]:
+        return ((batch, self._outputs[batch.first]) for batch in self._function.batches if batch.first in self._outputs)
+
+    def _outputs_of(self, part: ProbeBatch) -> Tensor | None:
+        """The outputs of a part of a batch, if those of the whole batch have a row for each sample."""
+        for batch, outputs in self._by_batch():
+            begin = part.first - batch.first
+            if len(outputs) == batch.samples and 0 <= begin <= batch.samples - part.samples:
+                return outputs[begin : begin + part.samples]
+        return None
 
     def _groups(self) -> list[int]:
         """The rows of the table, as in `GradientSums` for the parts."""

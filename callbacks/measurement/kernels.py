@@ -4,6 +4,7 @@ import dataclasses
 import zlib
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
@@ -76,7 +77,11 @@ class Kernels:
         """
         key = (samples, outputs, directions, refine)
         if key not in self._found:
-            self._found[key] = self._compute(*key)
+            if outputs == "full" and refine:  # from the next measurement on it comes along with that of more samples
+                self._facts.full_samples = samples
+            found = self._found[key] = self._compute(*key)
+            if found.full is not None and _is_final(found.full):
+                self._found.setdefault((self._facts.full_samples, "full", None, True), found.full)
         return self._found[key]
 
     def known(self, samples: int, outputs: Outputs, directions: int | None) -> TangentKernel | None:
@@ -85,10 +90,11 @@ class Kernels:
 
     def _compute(self, samples: int, outputs: Outputs, directions: int | None, refine: bool) -> TangentKernel:
         function = self._function
+        full = self._facts.full_samples if outputs == "trace" and directions is None else 0
         with function.measuring():
             split = function.processes.run_on_all(self._split)
             batches = function.first_samples(samples)
-            function.hold_statistics()  # after the inputs, which need resets of the model
+            held = function.hold_statistics()  # after the inputs, which need resets of the model
             self.trained_fingerprint = zlib.crc32("\n".join(function.theta).encode())
             found = tangent_kernel_of_batches(
                 Predictor(function),
@@ -98,14 +104,11 @@ class Kernels:
                 directions=directions,
                 refine=refine,
                 split=split.inside("module"),
+                reset_state=None if held else function.reset_state,  # that would end what is held
+                full=full if full < samples else 0,
                 processes=function.processes,
             )
-        return dataclasses.replace(
-            found,
-            one_by_one=tuple(name.removeprefix("module.") for name in found.one_by_one),
-            part_of={name.removeprefix("module."): part for name, part in found.part_of.items()},
-            layers={f"{name}.".removeprefix("module.").strip("."): x for name, x in found.layers.items()},
-        )
+        return _inside(found, "module")
 
     def _split(self) -> BatchNormSplit:
         """Return the split of BatchNorm; the module is traced once, and again when its structure has changed."""
@@ -120,3 +123,19 @@ class Kernels:
         """Return a number that identifies the first samples of the probe."""
         first = self._function.first(samples)
         return fingerprint_samples(SampleBatch(batch.data, batch.samples, asked) for batch, asked in first)
+
+
+def _is_final(kernel: TangentKernel) -> bool:
+    """Whether a kernel would not be repeated in float64."""
+    return kernel.dtype == torch.float64 or bool(kernel.deficiency) or not kernel.near_floor
+
+
+def _inside(kernel: TangentKernel, name: str) -> TangentKernel:
+    """Return a kernel with the names of parameters and layers as in a submodule of this name."""
+    return dataclasses.replace(
+        kernel,
+        one_by_one=tuple(each.removeprefix(f"{name}.") for each in kernel.one_by_one),
+        part_of={each.removeprefix(f"{name}."): part for each, part in kernel.part_of.items()},
+        layers={f"{each}.".removeprefix(f"{name}.").strip("."): x for each, x in kernel.layers.items()},
+        full=None if kernel.full is None else _inside(kernel.full, name),
+    )

@@ -11,6 +11,7 @@ from lightning_normtheory.callbacks.measurement.generalization_gap import Gap, m
 from lightning_normtheory.callbacks.measurement.gradients import (
     ProbeGradients,
     measure_gradients,
+    same_gradients,
     sums_of_whole_batches,
 )
 from lightning_normtheory.callbacks.measurement.kernels import Kernels
@@ -19,7 +20,7 @@ from lightning_normtheory.callbacks.measurement.theory import KnownFacts, Theory
 from lightning_normtheory.callbacks.samples.validation_probe import ValidationProbe
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.rsc import RSC
-from lightning_normtheory.rsc_train import RSCTrain, same_spread
+from lightning_normtheory.rsc_train import RSCTrain
 
 __all__ = ["Measurement"]
 
@@ -138,7 +139,7 @@ class Measurement:
         own = retry_smaller(self.function, partial(measure_gradients, self.function, strict=self._strict))
         if self.curvature.uses_structure:
             found = self.curvature.gradients
-            findings.structured = found is not None and same_spread(found.table, own.table)
+            findings.structured = found is not None and same_gradients(found, own)
         return found if found is not None and findings.structured else own
 
     @cached_property

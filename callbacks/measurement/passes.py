@@ -1,11 +1,12 @@
 """The passes through the network that one measurement makes, as a table."""
 
-__all__ = ["FORWARD", "GRADIENT", "GRAPH", "PRODUCT", "Passes"]
+__all__ = ["FORWARD", "GRADIENT", "GRAPH", "PRODUCT", "TO_LAYERS", "Passes"]
 
 FORWARD, GRADIENT, GRAPH = "forward", "backward", "backward with its graph"
+TO_LAYERS = "backward to the layers"
 PRODUCT = "product with the Hessian"
 # Passes that the theory floor reports as steps (`tick`), on a number of samples that it does not say.
-_STEPS = {"pass": "backward to the layers"}
+_STEPS = {"pass": TO_LAYERS}
 
 
 class Passes:

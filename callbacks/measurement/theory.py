@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_normtheory.architecture.operations import Opaque, Operation, opaque, walk
+from lightning_normtheory.architecture.operations import Opaque, Operation, form, opaque, walk
 from lightning_normtheory.architecture.recorder import record_forward
 from lightning_normtheory.callbacks.measurement.batch_parts import other_tensors
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
@@ -33,6 +33,8 @@ __all__ = ["KnownFacts", "TheoryInputs"]
 
 # Samples on which the forward pass is recorded.
 _RECORDED = 4
+# After so many measurements, the recorded network is replayed on other samples again.
+_REPLAYED = 16
 # Samples of the first batch and of the last, which may be shorter, on which the loss is recognized.
 _LOSS_SAMPLES = 32
 
@@ -46,14 +48,22 @@ class KnownFacts:
         perturbed_loss: the loss as recognized at perturbed parameters, or why it was not recognized.
         scaled: whether the loss was recognized by parts of a batch, since it is a sum or has a constant of its own. If
             the first finite loss was not, later ones are not looked at that way, which takes more forward passes.
-        split: the directions and lengths of BatchNorm, by the structure of the model that was traced; not kept in a
-            checkpoint.
+        targets: the labels of the first samples of the probe, by their number.
+        structure: the form of the network that was recorded and replayed on other samples, and in how many measurements
+            it has been the same.
+        split: the directions and lengths of BatchNorm, by the structure of the model that was traced.
+        full_samples: the number of samples whose kernel of all outputs is wanted.
+
+    The last four are not kept in a checkpoint.
     """
 
     x_norms: tuple[float, float] | None = None
     perturbed_loss: KnownLoss | str | None = None
     scaled: bool | None = None
+    targets: dict[int, Tensor | None] = field(default_factory=dict)
+    structure: tuple[Hashable, int] = (None, 0)
     split: dict[Hashable, BatchNormSplit] = field(default_factory=dict)
+    full_samples: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as plain values."""
@@ -153,7 +163,12 @@ class TheoryInputs:
             with function.fresh(batch):
                 return function.outputs(function.model, parts.with_input(x))
 
-        return record_forward(function.model, parts.x, forward)
+        structure, uses = self._facts.structure
+        known = structure if (uses + 1) % _REPLAYED else None
+        output = record_forward(function.model, parts.x, forward, known=known)
+        found = form(output)
+        self._facts.structure = (found, uses + 1) if found == structure else (found, 0)
+        return output
 
     def _x_norms(self) -> tuple[float, float]:
         """Return the smallest and the largest norm of an input of the probe."""
@@ -201,13 +216,14 @@ class TheoryInputs:
             with function.fresh(batch):
                 if perturbed:
                     self._perturb()
-                loss = float(function.loss_on(data, batch.index).detach())
-            with function.fresh(batch):
-                if perturbed:
-                    self._perturb()
-                outputs = function.outputs(function.model, inputs).detach()
+                loss, outputs = function.loss_and_outputs_on(data, batch.index)
+            if outputs is None:  # they are computed in a pass of their own
+                with function.fresh(batch):
+                    if perturbed:
+                        self._perturb()
+                    outputs = function.outputs(function.model, inputs)
         function.passes.add(FORWARD, len(outputs))  # that of the loss
-        return loss, outputs
+        return float(loss.detach()), outputs.detach()
 
     def _evaluate_some(
         self, data: Any, batch: ProbeBatch, n: int, perturbed: bool, which: Tensor
@@ -234,6 +250,11 @@ class TheoryInputs:
 
     def targets(self, samples: int) -> Tensor | None:
         """Return the labels of the first samples of the probe; ``None`` if they cannot be told from the inputs."""
+        if samples not in self._facts.targets:
+            self._facts.targets[samples] = self._find_targets(samples)
+        return self._facts.targets[samples]
+
+    def _find_targets(self, samples: int) -> Tensor | None:
         function, found = self._function, []
         with function.measuring():
             for batch, asked in function.first(samples):

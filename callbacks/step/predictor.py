@@ -25,6 +25,7 @@ __all__ = [
     "depends_on",
     "find_call",
     "output_in_passing",
+    "run_with_output",
 ]
 
 
@@ -59,9 +60,14 @@ class CallOutput(NamedTuple):
         found = [x.movedim(axis, 0) if axis else x for x, axis in tensors]  # a bound does not see through a movement
         return found[0] if len(found) == 1 else torch.cat([each.reshape(len(each), -1) for each in found], 1)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the call returns nothing but a tensor with the samples in front."""
+        return self.parts == (Part((), 0),)
+
     def describe(self, calls: int) -> str:
         """Describe the choice in a few words; ``calls`` is the number of calls of the module."""
-        what = "" if self.parts == (Part((), 0),) else " " + ", ".join(key_path(part.keys) for part in self.parts)
+        what = "" if self.is_whole else " " + ", ".join(key_path(part.keys) for part in self.parts)
         several = f", call {self.number + 1} of {calls}" if calls > 1 else ""
         return f"the output{what.rstrip()} of {self.path or 'forward'}{several}"
 
@@ -104,13 +110,21 @@ class RecordedCalls:
         stop_at: path and number of the call at which to stop the step, and whether before or after it; ``None``: record
             all calls.
         go_on: capture the output of that call without stopping the step.
+        output: what that call returns instead of running; ``None``: it runs.
     """
 
-    def __init__(self, stop_at: tuple[str, int] | None = None, *, before: bool = False, go_on: bool = False) -> None:
+    def __init__(
+        self,
+        stop_at: tuple[str, int] | None = None,
+        *,
+        before: bool = False,
+        go_on: bool = False,
+        output: Tensor | None = None,
+    ) -> None:
         self.calls: list[Call] = []
         self.captured: Any = None
         self._versions: dict[int, int] = {}
-        self._stop_at, self._before, self._go_on = stop_at, before, go_on
+        self._stop_at, self._before, self._go_on, self._output = stop_at, before, go_on, output
         self._open: list[Call] = []
         self._numbers: dict[str, int] = {}
 
@@ -147,7 +161,10 @@ class RecordedCalls:
         assert self._stop_at is not None
         if number != self._stop_at[1]:
             return forward(*args, **kwargs)
-        self.captured = (args, kwargs) if self._before else forward(*args, **kwargs)
+        if self._output is not None:
+            self.captured = self._output
+        else:
+            self.captured = (args, kwargs) if self._before else forward(*args, **kwargs)
         if not self._go_on:
             raise StopStep
         self._versions = {id(x): x._version for _, x in tensors_in(self.captured) if not x.is_inference()}
@@ -183,6 +200,14 @@ def output_in_passing(model: nn.Module, call: CallOutput, step: Callable[[], Ten
         return result, None
     usable = isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 0
     return result, output if usable else None
+
+
+def run_with_output(model: nn.Module, call: CallOutput, output: Tensor, step: Callable[[], Tensor]) -> Tensor | None:
+    """Run a whole step in which the call returns this output instead of running; ``None`` if the call did not come."""
+    calls = RecordedCalls((call.path, call.number), go_on=True, output=output)
+    with calls.watching(model):
+        result = step()
+    return None if calls.captured is None else result
 
 
 def _captured(model: nn.Module, call: CallOutput, step: Callable[[], Any], *, before: bool) -> Any:

