@@ -257,7 +257,9 @@ def _kernel(
     lowest = min((leaf.tensor for leaf in source.leaves), key=lambda tensor: tensor.dtype.itemsize)
     return TangentKernel(
         parts["direction"] + parts["length"] + parts["rest"],
-        **parts,
+        parts["direction"],
+        parts["length"],
+        parts["rest"],
         outputs=task.outputs,
         number_of_outputs=source.outputs,
         dtype=lowest.dtype,
