@@ -267,7 +267,8 @@ class HessianTopEigenvalue(DiagnosticCallback):
 
     Args:
         method: ``"power"`` iteration, or ``"lanczos"``, which needs about half the products and stores six vectors of
-            the size of the model, for a small ``tol`` more.
+            the size of the model, for a small ``tol`` more; where it follows λ_max, up to sixteen, and about ten with
+            ``memory="low"``.
         tol: the relative residual at which to stop. The relative error of the eigenvalue is about its square.
         max_hvps: the largest number of products.
         memory: ``"high"`` keeps the graph of the probe's gradient for all products if it needs about as much memory as

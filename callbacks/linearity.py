@@ -16,7 +16,7 @@ from lightning_normtheory.callbacks.measurement.measurement import Measurement
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic, ntk_settings
 from lightning_normtheory.linalg.precision import to_float64
 from lightning_normtheory.measuring.memory import is_out_of_memory
-from lightning_normtheory.norms.distance import displacement, kept_entries
+from lightning_normtheory.norms.distance import DRAWN, displacement, kept_entries
 from lightning_normtheory.ntk.result import TangentKernel
 from lightning_normtheory.record.wording import first_lines
 from lightning_normtheory.theorems.chain_bounds import network_constants
@@ -52,19 +52,22 @@ class DisplacementDiagnostic(Diagnostic):
     def __init__(self) -> None:
         # The entries of θ₀ by name, all of a small model, and ‖θ₀‖. Every checkpoint holds them.
         self._start: dict[str, Tensor] = {}
-        self._start_norm = 0.0
+        self._start_norm, self._drawn = 0.0, DRAWN
         self.since = 0
         self.exact = math.nan
 
     def start(self, measurement: Measurement) -> None:
         theta = measurement.function.theta
-        self._start, self.since = kept_entries(theta), measurement.trainer.global_step
+        self._start, self.since, self._drawn = kept_entries(theta), measurement.trainer.global_step, DRAWN
         self._start_norm = math.sqrt(sum(float(to_float64(p.detach()).square().sum()) for p in theta.values()))
 
     def measure(self, measurement: Measurement) -> dict[str, float]:
         theta, self.reasons, self.exact = measurement.function.theta, {}, math.nan
         if self._start and theta.keys() != self._start.keys():
             self.reasons = {self.key: "the set of trained parameters has changed; it restarts here"}
+            self._start = {}
+        elif self._drawn != DRAWN and any(len(start) < theta[name].numel() for name, start in self._start.items()):
+            self.reasons = {self.key: "the checkpoint's entries were drawn by another rule; it restarts here"}
             self._start = {}
         if not self._start:  # also the first measurement of a run that was not measured at its start
             self.start(measurement)
@@ -79,10 +82,11 @@ class DisplacementDiagnostic(Diagnostic):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        return {"start": self._start, "norm": self._start_norm, "since": self.since}
+        return {"start": self._start, "norm": self._start_norm, "since": self.since, "drawn": DRAWN}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._start, self._start_norm = dict(state.get("start", {})), state.get("norm", 0.0)
+        self._drawn = state.get("drawn", 1)
         self.since = state.get("since", 0)
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "MOST_GROUPS",
     "RSCTrain",
     "add_to_table",
+    "mean_squares",
     "rsc_of_set",
     "rsc_ratio_train",
     "same_spread",
@@ -35,9 +36,9 @@ __all__ = [
 
 # Batches beyond this number share a group: the errors then rest on so many groups.
 MOST_GROUPS = 32
-# The columns of a table before the sketches of both gradients.
 # Relative to the largest entry of a column: two ways to compute a table round differently.
 _SAME = 1e-3
+# The columns of a table before the sketches of both gradients.
 _SAMPLES, _LOSS, _LOSS_SQUARE, _LOSS_UNITS, _OUTPUTS, _OUTPUT_SQUARE, _OUTPUT_UNITS, _COLUMNS = range(8)
 
 
@@ -211,6 +212,16 @@ def same_spread(first: Tensor, second: Tensor) -> bool:
     if first.shape != second.shape:
         return False
     return bool(((first - second).abs() <= _SAME * second.abs().amax(0)).all())
+
+
+def mean_squares(table: Tensor) -> tuple[float, float]:
+    """Return the mean of ‖∇L_b‖² over samples and of ‖ḡ_b‖² over outputs, for the batches b of a table."""
+    totals = table[:, :_COLUMNS].sum(0).tolist()
+    of_loss, of_outputs = (
+        totals[square] / totals[count] if totals[count] else math.nan
+        for square, count in ((_LOSS_SQUARE, _SAMPLES), (_OUTPUT_SQUARE, _OUTPUTS))
+    )
+    return of_loss, of_outputs
 
 
 def why_no_estimate(table: Tensor, left_out: float) -> str:

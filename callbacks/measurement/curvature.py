@@ -41,8 +41,8 @@ __all__ = ["Curvature", "HessianAnswer", "HessianRequest", "PredictorCurvature"]
 # _SMALL bytes are of no concern.
 _GRAPH, _STATE, _SHARE, _BETWEEN, _SMALL = 2.5, 4, 1.5, 5, 2**26
 
-# Vectors that a method may keep after memory has run out, before batches become smaller.
-_FEW_VECTORS = 4
+# Vectors that a method may keep where memory is saved, and after it has run out again, before batches become smaller.
+_SOME_VECTORS, _FEW_VECTORS = 8, 4
 # A graph takes at most so many times the parameters for weights and their gradients.
 _WEIGHTS = 3
 # Vectors of the size of the parameters that a method and its products take beside the graphs, by measurement.
@@ -201,7 +201,7 @@ class Curvature:
         return self._evaluate(requests)
 
     def _evaluate_within_limit(self, requests: Mapping[str, HessianRequest]) -> dict[str, HessianAnswer]:
-        attempts: list[tuple[Memory, int | None]] = [("high", None), ("low", None), ("low", _FEW_VECTORS)]
+        attempts: list[tuple[Memory, int | None]] = [("high", None), ("low", _SOME_VECTORS), ("low", _FEW_VECTORS)]
         if not self._fits() or any(each.memory == "low" for each in requests.values()):
             attempts.pop(0)
         for memory, vectors in attempts[:-1]:

@@ -234,9 +234,9 @@ class MeasuredFunction:
         return [self._loss_of_outputs(batch, outputs, contents=True) for batch, outputs in batches]
 
     def _loss_of_outputs(self, batch: ProbeBatch, outputs: Tensor | None, *, contents: bool) -> float:
-        call, loss = self.findings.call, None
-        known = outputs is not None and self.user_predict is None and call is not None and call.is_whole
-        if outputs is not None and call is not None and known and self.findings.repeatable:
+        findings, loss = self.findings, None
+        call = findings.call if findings.repeatable and not findings.needs_graph else None
+        if outputs is not None and self.user_predict is None and call is not None and call.is_whole:
             with self.fresh(batch, contents=contents):
                 step = partial(self.loss_on, self.on_device(batch), batch.index)
                 # A copy: the step may write into it.

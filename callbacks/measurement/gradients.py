@@ -24,6 +24,7 @@ from lightning_normtheory.rsc import RSC, gradients_of, rsc_of, rsc_of_one_batch
 from lightning_normtheory.rsc_train import (
     MOST_GROUPS,
     RSCTrain,
+    mean_squares,
     rsc_of_set,
     same_spread,
     spread_table,
@@ -41,11 +42,13 @@ __all__ = [
 ]
 
 Gradients = Sequence[Tensor | None]
-# Why a probe tells nothing about the training set.
 # Parameters from which on the gradients of parts of batches come from the structure of the layers, if they can.
 _LARGE = 2**18
 # ‖Σ∇_i‖² relative to Σ‖∇_i‖²: what rounding explains.
 _SAME_SQUARE = 1e-4
+# The same, below which a sum of inner products in float32 is too inexact.
+_LEAST_SQUARE = 1e-6
+# Why a probe tells nothing about the training set.
 _WEIGHTED = "the sampler draws samples with different probabilities, and the estimate is one of equal ones"
 
 
@@ -208,8 +211,13 @@ def measure_gradients(function: MeasuredFunction, *, strict: bool) -> ProbeGradi
 def same_gradients(first: ProbeGradients, second: ProbeGradients) -> bool:
     """Whether two ways to compute the same gradients agree but for rounding."""
     squares = [(each.rsc.grad_norm_sq, each.rsc.mean_predictor_grad_norm_sq) for each in (first, second)]
-    close = all(math.isclose(a, b, rel_tol=_SAME_SQUARE) for a, b in zip(*squares))
-    return close and abs(first.cosine - second.cosine) <= _SAME_SQUARE and same_spread(first.table, second.table)
+    scales = mean_squares(second.table)
+    close = all(
+        (math.isnan(a) and math.isnan(b)) or abs(a - b) <= _SAME_SQUARE * scale for a, b, scale in zip(*squares, scales)
+    )
+    large = all(b > _SAME_SQUARE * scale for b, scale in zip(squares[1], scales))
+    same_cosine = not large or abs(first.cosine - second.cosine) <= _SAME_SQUARE
+    return close and same_cosine and same_spread(first.table, second.table)
 
 
 def sums_of_whole_batches(function: MeasuredFunction, *, strict: bool) -> "GradientSums | StructuredSums | None":
@@ -287,7 +295,7 @@ class StructuredSums:
         self._loss += batch.samples * float(loss.detach())
 
     def result(self, gradient: Tensor) -> ProbeGradients | None:
-        """Return what the sums say; ``None`` if the structure does not give ∇L, or no spread."""
+        """Return what the sums say; ``None`` if the structure does not give ∇L or a spread, or if gradients cancel."""
         gram, function = self._gram.gram(), self._function
         numbers = {each.numel() / batch.samples for batch, each in self._by_batch()}
         if gram is None or len(numbers) != 1:
@@ -297,17 +305,19 @@ class StructuredSums:
         loss, square = self._loss / n, dot(gradient, gradient)
         if not abs(float(of_loss.sum()) / n**2 - square) <= _SAME_SQUARE * float(of_loss.diagonal().mean()):
             return None
+        sums = n**2 * square, float(of_outputs.sum())
+        if any(each < _LEAST_SQUARE * n * float(a.diagonal().sum()) for each, a in zip(sums, (of_loss, of_outputs))):
+            return None
         with function.without_graph():
             losses = function.losses_of_outputs([(part, self._outputs_of(part)) for part in self._parts])
         samples = [part.samples for part in self._parts]
         mean = sum(count * each for count, each in zip(samples, losses)) / n
         if not abs(mean - loss) <= SAME_LOSS * abs(loss):
             return None
-        squares = max(float(of_loss.sum()), 0.0), max(float(of_outputs.sum()), 0.0)
-        norms = math.sqrt(squares[0] * squares[1])
+        norms = math.sqrt(sums[0] * sums[1])
         cosine = min(max(float(gram[0, 1].sum()) / norms, -1.0), 1.0) if norms > 0 else math.nan
         table = table_of_grams(self._groups(), samples, losses, of_loss, round(k), of_outputs)
-        return _probe_gradients(function, rsc_of(loss, square, squares[1] / (n * k) ** 2), cosine, table)
+        return _probe_gradients(function, rsc_of(loss, square, sums[1] / (n * k) ** 2), cosine, table)
 
     def _by_batch(self) -> Iterator[tuple[ProbeBatch, Tensor]]:
         return ((batch, self._outputs[batch.first]) for batch in self._function.batches if batch.first in self._outputs)

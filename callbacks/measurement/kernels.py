@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
+from lightning_normtheory.callbacks.measurement.smaller_batches import all_agree
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.ntk.empirical import effort_for_batches, tangent_kernel_of_batches
@@ -80,7 +81,8 @@ class Kernels:
             if outputs == "full" and refine:  # from the next measurement on it comes along with that of more samples
                 self._facts.full_samples = samples
             found = self._found[key] = self._compute(*key)
-            if found.full is not None and _is_final(found.full):
+            # In all processes, whose rounding may differ.
+            if found.full is not None and all_agree(self._function, _is_final(found.full)):
                 self._found.setdefault((self._facts.full_samples, "full", None, True), found.full)
         return self._found[key]
 

@@ -39,8 +39,8 @@ __all__ = ["follow_top_eigenvalue"]
 
 # After so many measurements, Lanczos begins anew, with more products than in a cold start: it has more to find.
 _PERIOD, _LONG_PRODUCTS = 16, COLD_PRODUCTS + 2
-# The vectors of the basis, each with its image. When it is full, the two leading Ritz vectors stay.
-_BASIS = 6
+# The most and the fewest vectors of the basis, each with its image. When it is full, the two leading Ritz vectors stay.
+_BASIS, _LEAST_BASIS = 6, 4
 # A residual of the last vector, relative to λ, above which the Hessian is another one.
 _TURNED = 0.15
 # After a sign of another leading eigenvector, the products beyond those with v₁ and y; and when the second Ritz pair is
@@ -132,6 +132,7 @@ class _Measurement:
     def __init__(self, hessian: LossHessian, last: WarmStart, tol: float, max_hvps: int) -> None:
         self._hessian, self._last = hessian, last
         self._tol, self._max_hvps, self._used = tol, max_hvps, 0
+        self._size = min(_BASIS, hessian.vectors // 2)
         # Other noise than that of y, and than in earlier measurements with it.
         age = 0 if last.check is None else last.check.age
         self._noise = last.seed + (age + 2) * _OTHER_SEED
@@ -142,8 +143,11 @@ class _Measurement:
         if first is None:
             return self._long([mixed_start(hessian.gradient, None, self._noise)], COLD_PRODUCTS)
         follows = last.check is not None and last.check.age + 1 < _PERIOD and fits(last.vectors, hessian.space)
-        if last.check is not None and follows and hessian.vectors >= 2 * _BASIS:
-            return self._short(first, last.check)
+        if last.check is not None and follows and self._size >= _LEAST_BASIS:
+            basis = RitzBasis()
+            basis.add(first.div_(norms(first)), self._product(first))
+            del first
+            return self._short(basis, last.check)
         starts = [self._mixed(first)]
         del first
         return self._long(starts, _LONG_PRODUCTS)
@@ -155,10 +159,8 @@ class _Measurement:
 
     # -- Rayleigh–Ritz in the span of v₁, y and residuals -------------------------------------------------------------
 
-    def _short(self, first: Tensor, check: Check) -> tuple[Pair, WarmStart]:
-        last, basis = self._last, RitzBasis()
-        first.div_(norms(first))
-        basis.add(first, self._product(first))
+    def _short(self, basis: RitzBasis, check: Check) -> tuple[Pair, WarmStart]:
+        """Continue from v₁, the only vector so far."""
         (value,), _ = basis.pairs()
         residual = math.sqrt(max(basis.scale**2 - value**2, 0.0))
         # H may have become smaller.
@@ -167,7 +169,7 @@ class _Measurement:
             self._add_around(basis)
             self._converge(basis, AT_LEAST_LANCZOS)
             return self._kept(basis, check._replace(image=None))
-        seen = self._look(last)
+        seen = self._look(self._last)
         assert seen is not None  # of the vectors that the check is about
         basis.add_with_image(seen.y, seen.image)
         near = any(value - curvature < gap * abs(value) / 2 for curvature, gap in zip(seen.curvatures, check.gaps))
@@ -177,15 +179,17 @@ class _Measurement:
             change = float((seen.projection - check.image).norm())
             changed = change > max(_USUAL, _MARGIN * usual) * moved
             usual = change / moved if moved > 0 else 0.0
+        check, new = check._replace(image=seen.projection, usual=usual), [seen.rest]
+        del seen  # from here on, only the basis keeps vectors
         if near or changed:
-            self._search(basis, seen.rest, near=near)
-        else:
-            give_back(seen.rest)
+            self._search(basis, new, near=near)
+        give_back(*new)
+        new.clear()
         self._converge(basis)
         values, _ = basis.pairs()
         if near or abs(values[0] - value) > residual:
             return self._renewed(basis, check.age + 1)
-        return self._kept(basis, check._replace(image=seen.projection, usual=usual))
+        return self._kept(basis, check)
 
     def _add_around(self, basis: RitzBasis) -> None:
         """Add the residual of v₁ with some of the gradient and noise, as in a mixed start."""
@@ -196,11 +200,14 @@ class _Measurement:
         give_back(rest)
         self._expand(basis, mixed)
 
-    def _search(self, basis: RitzBasis, new: Tensor, *, near: bool) -> None:
+    def _search(self, basis: RitzBasis, new: list[Tensor], *, near: bool) -> None:
         """Look for another leading eigenvector: in the Krylov space of what is new in H y, or, if the second one comes
-        near, by residuals of the second pair; until that is known well enough."""
+        near, by residuals of the second pair; until that is known well enough.
+
+        What is new is taken out of the list.
+        """
         for products in range(1, _SEARCH + 1):
-            if not self._expand(basis, new):
+            if not self._expand(basis, new.pop()):
                 return
             values, coefficients = basis.pairs()
             rest = basis.residual(values[1], coefficients[:, 1])
@@ -208,9 +215,10 @@ class _Measurement:
             if products == _SEARCH or (known and products >= _LEAST_SEARCH):
                 give_back(rest)
                 return
-            new = rest if near else basis.last_image()
+            new.append(rest if near else basis.last_image())
             if not near:
                 give_back(rest)
+            del rest  # before the next product
 
     def _converge(self, basis: RitzBasis, at_least: int = 0) -> None:
         """Add residuals of the leading pair until it is small enough, after a number of products at least."""
@@ -227,7 +235,7 @@ class _Measurement:
 
     def _expand(self, basis: RitzBasis, vector: Tensor) -> bool:
         """Add a vector, whose memory is the basis' from now on; return whether that was possible."""
-        if len(basis) == _BASIS:
+        if len(basis) == self._size:
             basis.restart(2)
         if self._used == self._max_hvps or basis.normalize(vector) == 0:
             give_back(vector)

@@ -36,11 +36,11 @@ class Check(NamedTuple):
 
     Attributes:
         value: λ_max of the last measurement.
-        gaps: (λ_max − ρ_i)/|λ_max| at the last long iteration, for each of the other vectors.
+        gaps: (λ_max − ρ_i)/|λ_max| for each of the other vectors, when they were chosen.
         image: a random projection of H y in the last measurement, without its part along the other vectors; ``None`` if
             there was no test.
         usual: ‖ΔH y‖ relative to the change of v₁, where it was no sign of another leading eigenvector.
-        scale: a lower bound of ‖H‖ at the last long iteration, less if λ_max has become smaller since.
+        scale: a lower bound of ‖H‖ in the last measurement, taken to shrink with λ_max.
         age: the number of measurements since the last long iteration.
     """
 
@@ -61,7 +61,7 @@ class WarmStart(NamedTuple):
         vectors: by parameter name the bytes of v₁ in bfloat16, v₂ and s in float8 (4, *shape); or those of v₁ alone in
             float8, in the shape of the parameter, as older versions kept them.
         check: the numbers to compare with; None: the next measurement makes no test.
-        seed: that of the noise, another one after each long iteration.
+        seed: that of the noise, another one for other vectors.
     """
 
     vectors: Mapping[str, Tensor] = MappingProxyType({})
@@ -94,9 +94,9 @@ def packed(vectors: Tensor, space: FlatParameters) -> dict[str, Tensor]:
     found = {}
     for name, part in rows[0].items():
         into = torch.zeros(4, *part.shape, dtype=torch.uint8, device="cpu")
-        into[:2].view(-1).view(FIRST).copy_(part.reshape(-1))
+        into[:2].view(-1).view(FIRST).copy_(part.reshape(-1).cpu())
         for row, each in zip(into[2:], rows[1:]):
-            row.view(_SHORT).copy_(each[name])
+            row.view(_SHORT).copy_(each[name].cpu())  # not every device has float8
         found[name] = into
     return found
 

@@ -18,11 +18,8 @@ _LEAST = 1e-2
 class RitzBasis:
     """Orthonormal vectors v_1, …, v_m (p,) with their images H v_i, and T = VᵀHV (m, m).
 
-    Args:
-        scale: a lower bound of ‖H‖, if one is known.
-
     Attributes:
-        scale: the largest ‖H v_i‖ so far, or the bound that was given.
+        scale: a lower bound of ‖H‖, the largest ‖H v_i‖ so far; it can be set to a larger one that is known.
         asymmetry: the largest |v_1ᵀH v_i − v_iᵀH v_1| so far.
 
     Example:
@@ -35,11 +32,11 @@ class RitzBasis:
         [3.0, 1.0]
     """
 
-    def __init__(self, scale: float = 0.0) -> None:
+    def __init__(self) -> None:
         self._vectors: list[Tensor] = []
         self._images: list[Tensor] = []
         self._T = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
-        self.scale, self.asymmetry = scale, 0.0
+        self.scale, self.asymmetry = 0.0, 0.0
 
     def __len__(self) -> int:
         return len(self._vectors)

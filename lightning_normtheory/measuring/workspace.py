@@ -68,7 +68,7 @@ class Workspace:
         """Return at least ``size`` bytes, of the smallest piece that has them and few more, or new ones.
 
         New ones replace pieces that have been free for long, so that all memory together is at most half as much again
-        as was in use at once.
+        as was in use at once; what is not given back counts as in use until the block ends.
         """
         lent = sum(self._lent.values())
         self._most_lent = max(self._most_lent, lent + size)

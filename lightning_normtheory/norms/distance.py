@@ -9,7 +9,10 @@ from torch import Tensor
 
 from lightning_normtheory.linalg.precision import to_float64
 
-__all__ = ["Displacement", "displacement", "kept_entries"]
+__all__ = ["DRAWN", "Displacement", "displacement", "kept_entries"]
+
+# The number of the rule by which entries are drawn: those of another rule cannot be compared.
+DRAWN = 2
 
 # Entries of θ₀ that are kept: all of a small model, about so many of a large one, and no fewer of each parameter.
 _MOST, _FEWEST = 2**20, 2**10

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -212,12 +212,21 @@ def _measuring(
 ) -> Iterator[Callable[[], object]]:
     device = next(iter(model.parameters())).device
     with (
-        preserve_state(model, batch_stats=batch_stats) if reset_state is None else nullcontext(reset_state) as reset,
+        preserve_state(model, batch_stats=batch_stats) if reset_state is None else _then_reset(reset_state) as reset,
         torch.enable_grad(),
         without_autocast(device),
         without_tf32(),  # hardly any λ_min is far from the floor of TF32, and float64 is slower by far
     ):
         yield reset
+
+
+@contextmanager
+def _then_reset(reset_state: Callable[[], object]) -> Iterator[Callable[[], object]]:
+    """Reset in the end, too: what is converted next must be the model's own parameters."""
+    try:
+        yield reset_state
+    finally:
+        reset_state()
 
 
 def _network(

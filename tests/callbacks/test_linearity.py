@@ -1,6 +1,7 @@
 """`Linearity` and the measured sides of the bounds in `NormTheory`, against dense derivatives in float64."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_normtheory.callbacks import Linearity, NormTheory, linearity
 from lightning_normtheory.callbacks.linearity import DisplacementDiagnostic, LinearityDiagnostic
 from lightning_normtheory.callbacks.ntk_least_eigenvalue import NTKLeastEigenvalueDiagnostic
+from lightning_normtheory.norms import distance
 
 from support.lit import rows, trainer
 from support.oracles import contract, jacobian
@@ -180,3 +182,22 @@ def test_the_distance_restarts_where_other_parameters_are_trained():
     assert distances[0] < distances[1]
     assert distances[2] is None
     assert distances[3] < distances[1]
+
+
+@pytest.mark.parametrize(("most", "kept"), [(64, False), (2**20, True)])
+def test_entries_that_an_older_version_has_drawn_are_not_compared(monkeypatch, most, kept):
+    monkeypatch.setattr(distance, "_MOST", most)
+    monkeypatch.setattr(distance, "_FEWEST", 4)
+    made = DisplacementDiagnostic()
+    theta = {"w": torch.randn(40, 40, generator=torch.Generator().manual_seed(0))}
+    measurement = SimpleNamespace(function=SimpleNamespace(theta=theta), trainer=SimpleNamespace(global_step=3))
+    made.start(measurement)
+    state = made.state_dict()
+    resumed, older = DisplacementDiagnostic(), DisplacementDiagnostic()
+    resumed.load_state_dict(state)
+    assert resumed.measure(measurement)["theta_distance"] == 0
+    older.load_state_dict({name: value for name, value in state.items() if name != "drawn"})
+    found = older.measure(measurement)
+    assert ("theta_distance" in found) == kept
+    assert bool(older.reasons) != kept
+    assert older.measure(measurement)["theta_distance"] == 0

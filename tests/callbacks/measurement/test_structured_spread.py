@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 from lightning_normtheory.callbacks import NormTheory, RSCRatio
+from lightning_normtheory.callbacks.measurement.gradients import ProbeGradients, same_gradients
+from lightning_normtheory.rsc import rsc_of
+from lightning_normtheory.rsc_train import spread_table
 
 from support.lit import CLASSES, FEATURES, Classifier, loader, rows, trainer
 
@@ -101,3 +104,22 @@ def test_it_compares_again_after_a_number_of_measurements(tmp_path, monkeypatch)
     torch.manual_seed(0)
     trainer([callback], max_epochs=7, default_root_dir=tmp_path).fit(Recorded("wn"), loader(80, 64))
     assert own == [True, False, False, True, False, False, True]
+
+
+def found(square, of_outputs, cosine, mean_square=1.0):
+    """What gradients say whose batches have this mean square."""
+    table = spread_table(2)
+    table[:, 0], table[:, 2], table[:, 4], table[:, 5] = 8, 8 * mean_square, 8, 8 * mean_square
+    return ProbeGradients(rsc_of(1.0, square, of_outputs), cosine, None, "", "", table)
+
+
+def test_gradients_are_compared_as_precisely_as_rounding_allows():
+    assert same_gradients(found(0.5, 0.3, 0.2), found(0.50004, 0.3, 0.2))
+    assert not same_gradients(found(0.5, 0.3, 0.2), found(0.501, 0.3, 0.2))
+    assert not same_gradients(found(0.5, 0.3, 0.2), found(0.5, 0.3, 0.21))
+    # Gradients that nearly cancel have no more digits, and no direction.
+    assert same_gradients(found(1e-9, 0.3, 0.2), found(3e-9, 0.3, 0.6))
+    nan = float("nan")
+    assert same_gradients(found(0.0, 0.3, nan), found(0.0, 0.3, nan))
+    assert same_gradients(found(0.5, nan, nan), found(0.5, nan, nan))
+    assert not same_gradients(found(0.5, 0.3, nan), found(0.5, 0.3, 0.2))
