@@ -217,7 +217,6 @@ class LossHessian:
         if isinstance(part, Refusal):
             self._memory = "low"
             self._graphs.clear()
-            self._slopes.release()
             part = self._processes.run_on_all(partial(self._weighted_product, vector.detach()))
         return self._processes.sum(part)
 
@@ -290,8 +289,6 @@ class LossHessian:
                 self._graphs.append(graph)
             del graph, found  # before the next ones are built
         add_by_leaf(parts, self._pulled(self._slopes.sums, lent=True), self._slopes.unit)
-        if self._memory == "low":
-            self._slopes.release()  # each product has them again
         return total
 
     def _pulled(self, effective: Mapping[Tensor, Tensor], *, lent: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
@@ -371,8 +368,11 @@ class LossHessian:
             # A frozen length or direction does not move.
             tangents.update({p: torch.zeros_like(p) for p in (each.g, each.v) if p not in tangents})
             tangents[each.w] = each.push(tangents[each.g], tangents[each.v])
-        product = empty(self.space.size, dtype=self.space.dtype, device=self.space.device).zero_()
-        parts, moved, keep = self.space.views(product), WeightedSums(len(self._losses)), self._memory == "high"
+        own, moved, keep = set(self.space.parameters.values()), WeightedSums(len(self._losses)), self._memory == "high"
+        # With WeightNorm, most of the product follows from what moves in effective weights, whose memory it needs not
+        # take as long as there are graphs.
+        product = None if self._weights.maps else self._zeros()
+        sums = {} if product is None else self.space.views(product)
         for index in range(len(self._losses)):
             graph = self._graphs[index] if keep else self._differentiate(index)[0]
             # Also for a batch that does not count: its backward pass may wait for other processes.
@@ -380,20 +380,21 @@ class LossHessian:
                 along = dict(graph.along(tangents, keep=keep))
             if graph.samples:
                 weight = graph.samples / self._samples
-                add_by_leaf(parts, ((leaf, each) for leaf, each in along.items() if leaf in parts), weight)
-                effective = {leaf: each for leaf, each in along.items() if leaf not in parts}
-                if keep:
-                    moved.add(effective, graph.samples)
-                else:  # sums would take as much memory as the model
-                    slopes = dict(zip(graph.leaves, graph.gradients))
-                    add_by_leaf(parts, self._pulled_tangents(slopes, effective), weight)
-                    del slopes
-                del effective
+                add_by_leaf(sums, ((leaf, each) for leaf, each in along.items() if leaf in own), weight)
+                moved.add({leaf: each for leaf, each in along.items() if leaf not in own}, graph.samples)
             del graph, along  # before the next ones
+        if product is not None:
+            return product
+        product = self._zeros()
+        parts = self.space.views(product)
+        add_by_leaf(parts, sums.items(), 1.0)
         # The maps are the same for all batches, and linear in what they pull.
         add_by_leaf(parts, self._pulled_tangents(self._slopes.sums, moved.sums), self._slopes.unit / self._samples)
         moved.release()
         return product
+
+    def _zeros(self) -> Tensor:
+        return empty(self.space.size, dtype=self.space.dtype, device=self.space.device).zero_()
 
     def _pulled_tangents(
         self, slopes: Mapping[Tensor, Tensor], moved: Mapping[Tensor, Tensor]

@@ -99,10 +99,10 @@ class RitzBasis:
 
     def steps(self, values: Sequence[float], coefficients: Tensor) -> Tensor:
         """Return for each of some Ritz pairs v + (Hv − λv)/‖H‖ (k, p), a step of power iteration without a product, in
-        memory that can be given back."""
-        scale = max(self.scale, torch.finfo(torch.float64).tiny)
-        weights = [torch.cat([c / scale, (1 - value / scale) * c]) for value, c in zip(values, coefficients.t())]
+        memory that can be given back; v itself if H is zero."""
         like = self._vectors[0]
+        step = 1 / self.scale if self.scale > torch.finfo(like.dtype).tiny else 0.0
+        weights = [torch.cat([step * c, (1 - step * value) * c]) for value, c in zip(values, coefficients.t())]
         out = empty(len(weights), len(like), dtype=like.dtype, device=like.device)
         combine([*self._images, *self._vectors], [each.tolist() for each in weights], list(out))
         return out

@@ -253,6 +253,20 @@ def test_a_hessian_that_shrinks_is_followed_as_precisely():
         assert followed.last.check.scale <= 1.01 * float(hessian._values.abs().max())
 
 
+@pytest.mark.parametrize("shrunk", [0.0, 1e-30, 1e-39, 1e-44])
+def test_a_hessian_that_vanishes_for_one_measurement(shrunk):
+    followed = Several()
+    for factor in (1.0, 1.0, shrunk, 1.0, 1.0):
+        hessian = CASES["calm"].sequence(0)[0]
+        hessian._values *= factor
+        pair = followed.measure(hessian)
+        assert pair.converged
+        # Below the smallest normal number, products lose all their digits.
+        rounding = max(1e-3 * factor, torch.finfo(torch.float32).tiny)
+        assert abs(float(hessian._values.max()) - pair.value) <= pair.residual + rounding
+        assert factor == 1.0 or pair.hvps == 2
+
+
 @pytest.mark.parametrize(
     "values", [[0.0], [2.0], [-2.0], [2.0, 1.0], [3.0, 2.0, 1.0], [0.0] * 5, [-1.0, -2.0, -3.0, -4.0]]
 )
