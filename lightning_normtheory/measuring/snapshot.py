@@ -6,9 +6,9 @@ statistics. A diagnostic that runs this code must undo all of that.
 
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import compress
 from operator import is_, not_
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -45,6 +45,8 @@ _MACHINERY |= {"multiprocessing", "threading", "_thread", "concurrent", "asyncio
 # Our own objects lead to the trainer's loaders. Recipes are users' code.
 _OURS, _RECIPES = "lightning_normtheory.", "lightning_normtheory.recipes."
 _ATOMS = (str, bytes, int, float, complex, type(None))
+_PLAIN = frozenset({dict, list, deque, set, tuple, frozenset})
+_EMPTIED = frozenset({dict, OrderedDict, list, deque, set})
 
 
 class Snapshot:
@@ -71,6 +73,7 @@ class Snapshot:
     def __init__(self, *roots: Any, arrays: bool = True) -> None:
         self._arrays = arrays
         self._undo: list[Callable[[], object]] = []
+        self._empty: list[Any] = []  # containers; most of a module's are
         # Tensors, their memory and its copy: restored after all references.
         self._contents: list[tuple[Tensor, Tensor, Tensor]] = []
         # No closure refers to the snapshot itself: the copies are freed with it, not by the garbage collector.
@@ -174,6 +177,8 @@ class Snapshot:
                     undo()
                 except Exception as error:  # noqa: BLE001  # raised below
                     errors.append(error)
+            for container in filter(len, self._empty):
+                container.clear()
             kept = self._contents if contents else []
             same = same_bits([(memory, saved) for _, memory, saved in kept])
             for tensor, memory, saved in compress(kept, map(not_, same)):
@@ -198,13 +203,16 @@ class Snapshot:
                 self._watch(value)
             return ()
         inside: list[Any] = []
-        if isinstance(value, dict):
+        if type(value) in _EMPTIED and not value:
+            self._empty.append(value)
+        elif isinstance(value, dict):
             inside += self._remember_dict(value)
         elif isinstance(value, (list, deque, set)):
             inside += self._remember_collection(value)
         elif isinstance(value, (tuple, frozenset)):
             inside += value
-        if _is_users_object(value, datasets=not self._arrays):
+        # Most objects are plain containers, as those of every module, which have no attributes.
+        if type(value) not in _PLAIN and _is_users_object(value, datasets=not self._arrays):
             inside += self._remember_attributes(value)
         if not isinstance(value, (nn.Module, dict, list, deque, set, tuple, frozenset)):
             inside += containers_in_use(value)
@@ -291,7 +299,7 @@ class Snapshot:
             yield vars(value)
             if isinstance(value, nn.Module):
                 yield from (value._parameters, value._buffers, value._modules)
-        names = [name for name in _slots(value) if hasattr(value, name)]
+        names = [name for name in _slots(type(value)) if hasattr(value, name)]
         saved = [getattr(value, name) for name in names]
 
         def undo(i: int) -> None:
@@ -352,10 +360,11 @@ def _copy(saved: Tensor) -> Tensor:
         return saved
 
 
-def _slots(value: Any) -> list[str]:
-    if isinstance(value, CellType):
+@lru_cache
+def _slots(kind: type) -> list[str]:
+    if kind is CellType:
         return ["cell_contents"]
-    declared = [getattr(base, "__slots__", ()) for base in type(value).__mro__]
+    declared = [getattr(base, "__slots__", ()) for base in kind.__mro__]
     names = [name for slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 

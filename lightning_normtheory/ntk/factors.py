@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 Part = Literal["direction", "length", "rest"]
+# Two products of the same few numbers differ by no more roundings.
+_ROUNDINGS = 8
 
 
 class Result(NamedTuple):
@@ -233,6 +235,8 @@ def add_parts(
 
     If both are the same object, only entries on and above the diagonal are valid (see `lightning_normtheory.ntk.gram`).
     """
+    if weight_norm is None or (weight_norm.dim == 0 and isinstance(first, Weight) and len(first.factors.cols) == 1):
+        first, second = _with_one_output(first, second)  # no sum over its units comes before that over the outputs
     upper = second is first
     if isinstance(first, Weight) and isinstance(second, Weight):
         if weight_norm is None:
@@ -246,6 +250,55 @@ def add_parts(
         theirs = mine if upper else _by_part(part, second, weight_norm)
         for name, values in mine.items():
             add_gram([Target(out[name])], values, theirs[name], upper=upper)
+
+
+def _with_one_output(first: LeafFactors, second: LeafFactors) -> tuple[LeafFactors, LeafFactors]:
+    """Replace k outputs by one, where the factors from B differ by a number for each unit: x_h = m_h ∘ x_1.
+
+    They do behind the last nonlinearity, up to which f_h is linear, also through a mean over positions. Then
+    Σ_h ⟨x_ih, x_jh⟩ = Σ_u (Σ_h m_hu m'_hu) x_i1u x_j1u, one product instead of k.
+    """
+    mine = _multiples(first)
+    theirs = mine if second is first else _multiples(second)
+    if mine is None or theirs is None:
+        return first, second
+    squares = (mine * theirs).sum(0)
+    if second is first:
+        return (replaced := _first_output(first, squares.sqrt())), replaced
+    return _first_output(first, squares), _first_output(second, torch.ones_like(squares))
+
+
+def _lists(factors: LeafFactors) -> Sequence[Sequence[Tensor]]:
+    if isinstance(factors, Weight):
+        return factors.factors
+    return [factors.values] if isinstance(factors, Gradients) else []
+
+
+def _multiples(factors: LeafFactors) -> Tensor | None:
+    """m (k, ·) with x_h = m_h ∘ x_1 for x (n, …, ·), up to rounding of every entry; ``None`` if there is none."""
+    listed = [values for values in _lists(factors) if len(values) > 1]
+    if len(listed) != 1:
+        return None
+    (outputs,) = listed
+    sums = tuple(range(outputs[0].dim() - 1))
+    for some in (slice(2), slice(None)):  # a look at two samples is enough for most layers
+        base = outputs[0][some]
+        squares = base.square().sum(sums)
+        found = [torch.ones_like(squares)]
+        for x in (x[some] for x in outputs[1:]):
+            multiple = torch.where(squares > 0, (x * base).sum(sums) / squares, 0)
+            rest = (x - multiple * base).abs_().amax(sums)
+            # Each entry is a product of a few numbers, each rounded once.
+            if not bool((rest <= _ROUNDINGS * torch.finfo(x.dtype).eps * x.abs().amax(sums)).all()):
+                return None
+            found.append(multiple)
+    return torch.stack(found)
+
+
+def _first_output(factors: LeafFactors, scale: Tensor) -> LeafFactors:
+    """Keep the first output, times a scale."""
+    lists = [[values[0] * scale] if len(values) > 1 else list(values) for values in _lists(factors)]
+    return Weight(Factors(*lists), factors.result) if isinstance(factors, Weight) else Gradients(lists[0])
 
 
 def _by_part(part: Part, factors: LeafFactors, weight_norm: WeightNormMap | None) -> dict[Part, list[Tensor]]:

@@ -20,8 +20,9 @@ from lightning_normtheory.ntk.sample_axis import SampleAxis
 
 __all__ = ["Convolution", "Elementwise", "Lookup", "Outer", "Site", "Use", "light_leaf", "parameter_uses", "passes_on"]
 
-# A group of a convolution in a loop takes as long as the products of this many positions.
-_LOOP = 64
+# The operation for the gradients of all samples at once pays from this many positions on; in a loop over the groups, as
+# torch has it on CPUs for all but float32, from this many.
+_MANY, _MANY_IN_LOOP = 16, 64
 
 
 class Site:
@@ -110,16 +111,23 @@ class Convolution(Outer):
         """
         weight, groups = self.node._saved_weight, self.node._saved_groups
         rows, cols = len(weight) // groups, weight[0].numel()
-        positions = self._count(axis, b)
-        one_by_one = b.device.type == "cpu" and b.dtype != torch.float32  # torch runs the groups in a loop
-        return groups > 1 and rows * cols <= positions * (rows + cols) and not (one_by_one and positions < _LOOP)
+        return groups > 1 and rows * cols <= self._count(axis, b) * (rows + cols)
 
     def multiplications(self, axis: SampleAxis, b: Tensor) -> int:
         """In a forward pass of a sample, and to form its gradient."""
         return self._count(axis, b) * self.node._saved_weight.numel()
 
     def gradients(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
-        """The gradients of all samples (n, entries), by torch's own operation: each sample has groups of its own."""
+        """The gradients of all samples (n, entries)."""
+        if b.device.type == "cpu" and self._count(axis, b) < (_MANY if b.dtype == torch.float32 else _MANY_IN_LOOP):
+            rows, cols = self.moving(axis, n, b), self.fixed(axis, n)
+            if not self.moving_rows:
+                rows, cols = cols, rows
+            return torch.einsum("ntgd,ntge->ngde", rows, cols).flatten(1)
+        return self._with_own_groups(axis, n, b)
+
+    def _with_own_groups(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
+        """The gradients by torch's own operation: each sample has groups of its own."""
         node = self.node
         # (t, n·channels, …)
         b, images = (axis.in_front(x, n).transpose(0, 1).flatten(1, 2) for x in (b, node._saved_input))

@@ -163,11 +163,14 @@ class _Tracer(fx.Tracer):
             self.failed.append("")
         entering: dict[str, Flow] = {}
         flows: dict[fx.Node, Flow] = {}
+        sharing: list[tuple[fx.Node, fx.Node]] = []  # nodes that may share memory with their first input, with it
         for node in self.graph.nodes:
             flows[node] = self._flow(node, [flows[argument] for argument in node.all_input_nodes], entering)
+            if node.all_input_nodes and self._shares_memory(node):
+                sharing.append((node, node.all_input_nodes[0]))
             written = written_node(node, self._module(node))
             if written is not None:
-                self._overwrite(written, node, flows)
+                _overwrite(written, node, flows, sharing)
         return entering
 
     def _module(self, node: fx.Node) -> nn.Module | None:
@@ -227,21 +230,23 @@ class _Tracer(fx.Tracer):
         # A tensor computed from parameters, as by a WeightNorm hook, may depend on any of them.
         return frozenset() if constant else parameter_ids(self.root)
 
-    def _overwrite(self, written: fx.Node, node: fx.Node, flows: dict[fx.Node, Flow]) -> None:
-        """Update every alias of a tensor that an operation overwrites in place."""
-        aliases = {written}
-        grown = True
-        while grown:
-            pairs = [(n, n.all_input_nodes[0]) for n in flows if n.all_input_nodes and self._shares_memory(n)]
-            more = {end for pair in pairs if aliases.intersection(pair) for end in pair} - aliases
-            aliases |= more
-            grown = bool(more)
-        for alias in aliases - {node}:
-            same = alias is written
-            flows[alias] = flows[node] if same else obstruct([flows[alias], flows[node]], "it is modified in place")
-
     def _shares_memory(self, node: fx.Node) -> bool:
         return may_alias(node, self._module(node), traced=str(node.target) not in self.failed)
+
+
+def _overwrite(
+    written: fx.Node, node: fx.Node, flows: dict[fx.Node, Flow], sharing: list[tuple[fx.Node, fx.Node]]
+) -> None:
+    """Update every alias of a tensor that an operation overwrites in place."""
+    aliases = {written}
+    grown = True
+    while grown:
+        more = {end for pair in sharing if aliases.intersection(pair) for end in pair} - aliases
+        aliases |= more
+        grown = bool(more)
+    for alias in aliases - {node}:
+        same = alias is written
+        flows[alias] = flows[node] if same else obstruct([flows[alias], flows[node]], "it is modified in place")
 
 
 # Attributes that a subclass may define without changing what the layer computes, and those that do change it.

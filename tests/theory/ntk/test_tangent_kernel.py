@@ -102,12 +102,12 @@ def test_both_ways_to_a_gram_matrix(name, outputs, positions, monkeypatch):
 GROUPED = [name for name in STRUCTURED if "depthwise" in name or "grouped" in name or "transposed-conv-2d" in name]
 
 
-@pytest.fixture
-def formed(monkeypatch):
-    """Form gradients of groups directly however few positions there are; the numbers of samples of which they were."""
+@pytest.fixture(params=[0, 1000])
+def formed(monkeypatch, request):
+    """Form gradients of groups from many positions on by one operation; the numbers of samples of which they were."""
     samples = []
     original = parameter_uses.Convolution.gradients
-    monkeypatch.setattr(parameter_uses, "_LOOP", 0)
+    monkeypatch.setattr(parameter_uses, "_MANY_IN_LOOP", request.param)
     monkeypatch.setattr(
         parameter_uses.Convolution,
         "gradients",
@@ -141,13 +141,13 @@ def test_gradients_of_groups_in_batches(name, batches, formed, monkeypatch):
 @pytest.mark.parametrize("outputs", ["full", "trace"])
 @pytest.mark.parametrize("frozen", ["g", "v", None])
 def test_images_of_different_sizes(outputs, frozen, monkeypatch):
-    """The gradients of the large ones are formed directly, those of the small ones are not."""
+    """The gradients of the large ones are formed by one operation, those of the small ones are not."""
     torch.manual_seed(0)
     conv = WEIGHT_NORM_FORMS["hook"](nn.Conv2d(2, 4, 2, groups=2))
     model = nn.Sequential(conv, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)).double()
     if frozen is not None:
         getattr(conv, f"weight_{frozen}").requires_grad_(False)
-    monkeypatch.setattr(parameter_uses, "_LOOP", 10)
+    monkeypatch.setattr(parameter_uses, "_MANY_IN_LOOP", 10)
     sizes = [torch.randn(3, 2, size, size, dtype=torch.float64) for size in (3, 5)]
     found = tangent_kernel_of_batches(model, whole(sizes), outputs=outputs)
     assert not found.one_by_one
