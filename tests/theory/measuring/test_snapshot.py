@@ -1,6 +1,7 @@
 """Restore all state that a forward pass may change."""
 
 import sys
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,28 @@ def test_torchmetrics(state, first, hold):
     if not first and state is METRICS["reset"]:
         first = [2.0]  # a reset must change something
     check(State(make, state.change, metric_state), hold)
+
+
+class Emptied(list):
+    """A container of the user's own, with attributes."""
+
+
+@HOLDERS
+@pytest.mark.parametrize("make", [dict, OrderedDict, list, deque, set, Emptied], ids=lambda make: make.__name__)
+def test_empty_containers_are_empty_again(make, hold):
+    value = make()
+    if make in (OrderedDict, Emptied):
+        value.note = [1]
+    snapshot = Snapshot(hold(value))
+    if isinstance(value, dict):
+        value["key"] = 1
+    else:
+        (value.add if make is set else value.append)(1)
+    if make in (OrderedDict, Emptied):
+        value.note.append(2)
+    snapshot.restore()
+    assert len(value) == 0
+    assert getattr(value, "note", [1]) == [1]
 
 
 def test_identities_are_kept():
