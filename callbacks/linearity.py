@@ -82,7 +82,7 @@ class DisplacementDiagnostic(Diagnostic):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        return {"start": self._start, "norm": self._start_norm, "since": self.since, "drawn": DRAWN}
+        return {"start": self._start, "norm": self._start_norm, "since": self.since, "drawn": self._drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._start, self._start_norm = dict(state.get("start", {})), state.get("norm", 0.0)

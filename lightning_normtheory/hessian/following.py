@@ -237,7 +237,7 @@ class _Measurement:
         """Add a vector, whose memory is the basis' from now on; return whether that was possible."""
         if len(basis) == self._size:
             basis.restart(2)
-        if self._used == self._max_hvps or basis.normalize(vector) == 0:
+        if self._used == self._max_hvps or not basis.normalize(vector):
             give_back(vector)
             return False
         basis.add(vector, self._product(vector))

@@ -155,7 +155,7 @@ class LossHessian:
         if memory not in ("high", "low"):
             raise ValueError(f"Expected memory to be 'high' or 'low', but got {memory!r}.")
         self.space = FlatParameters(parameters)
-        self.vectors = vectors or self.space.size
+        self.vectors = min(vectors or self.space.size, self.space.size)
         self._losses = losses
         self._memory = memory
         self._processes = processes

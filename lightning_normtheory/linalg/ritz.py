@@ -13,6 +13,8 @@ __all__ = ["RitzBasis"]
 
 # The share of a vector beyond the basis from which on its image is precise enough.
 _LEAST = 1e-2
+# The share up to which a vector beyond the basis is rounding, in units of the precision.
+_ROUNDING = 10
 
 
 class RitzBasis:
@@ -41,18 +43,18 @@ class RitzBasis:
     def __len__(self) -> int:
         return len(self._vectors)
 
-    def normalize(self, vector: Tensor) -> float:
-        """Make a vector orthogonal to the basis and of length one, in place; return the share of it that was so."""
+    def normalize(self, vector: Tensor) -> bool:
+        """Make a vector orthogonal to the basis and of length one, in place; return whether more than rounding is left."""
         before = size = float(norms(vector))
         for _ in range(2):
             add_combination(self._vectors, [-c for c in dots(self._vectors, vector)], vector)
             size, last = float(norms(vector)), size
             if size > last / 2:
                 break  # rounding is small beside what is left
-        if not 0 < size < math.inf:
-            return 0.0
+        if not _ROUNDING * torch.finfo(vector.dtype).eps * before < size < math.inf:
+            return False
         vector.mul_(1 / size)
-        return size / before
+        return True
 
     def add(self, vector: Tensor, image: Tensor) -> None:
         """Add a unit vector, orthogonal to the basis, with H times it; both are the basis' from now on."""

@@ -195,6 +195,8 @@ def _add_block(
         if full is not None:
             few = first.some(slice(full.samples)).unfolded()
             add_parts(full.parts, leaf.part, few, few, weight_norm=leaf.weight_norm)
+            if pair.share.start == pair.share.stop:
+                continue
         parts = blocks[leaf.layer if layers else None]
         for share, rows, cols in pair.shares(first, second):
             out = {part: matrix[pair.where][share] for part, matrix in parts.items()}

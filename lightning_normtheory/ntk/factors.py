@@ -181,7 +181,7 @@ def site_factors(
         factor = None if site.factor is None else site.factor()
         return Gradients(_listed([site.gradient(axis, samples, b, factor) for b in gradients], folded))
     if isinstance(site, Convolution) and site.forms_gradients(axis, gradients[0]):
-        formed = _listed([site.gradients(axis, samples, b) for b in gradients], folded)
+        formed = _listed(site.gradients(axis, samples, gradients), folded)
         return Gradients(formed, site.multiplications(axis, gradients[0]))
     assert isinstance(site, (Outer, Lookup))
     moving = _listed([site.moving(axis, samples, b) for b in gradients], folded)
@@ -235,7 +235,7 @@ def add_parts(
 
     If both are the same object, only entries on and above the diagonal are valid (see `lightning_normtheory.ntk.gram`).
     """
-    if weight_norm is None or (weight_norm.dim == 0 and isinstance(first, Weight) and len(first.factors.cols) == 1):
+    if weight_norm is None or (weight_norm.dim == 0 and _rows_from_b(first) and _rows_from_b(second)):
         first, second = _with_one_output(first, second)  # no sum over its units comes before that over the outputs
     upper = second is first
     if isinstance(first, Weight) and isinstance(second, Weight):
@@ -252,15 +252,21 @@ def add_parts(
             add_gram([Target(out[name])], values, theirs[name], upper=upper)
 
 
+def _rows_from_b(factors: LeafFactors) -> bool:
+    return isinstance(factors, Weight) and len(factors.factors.cols) == 1
+
+
 def _with_one_output(first: LeafFactors, second: LeafFactors) -> tuple[LeafFactors, LeafFactors]:
     """Replace k outputs by one, where the factors from B differ by a number for each unit: x_h = m_h ∘ x_1.
 
-    They do behind the last nonlinearity, up to which f_h is linear, also through a mean over positions. Then
+    They do where the layer's result reaches the outputs through one entrywise nonlinearity, perhaps a mean over
+    positions, and a linear layer, as that of the last hidden layer. Then
     Σ_h ⟨x_ih, x_jh⟩ = Σ_u (Σ_h m_hu m'_hu) x_i1u x_j1u, one product instead of k.
     """
     mine = _multiples(first)
     theirs = mine if second is first else _multiples(second)
-    if mine is None or theirs is None:
+    # Images of another size may have formed gradients instead of factors.
+    if mine is None or theirs is None or type(first) is not type(second) or mine.shape != theirs.shape:
         return first, second
     squares = (mine * theirs).sum(0)
     if second is first:

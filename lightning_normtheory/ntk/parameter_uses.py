@@ -23,6 +23,7 @@ __all__ = ["Convolution", "Elementwise", "Lookup", "Outer", "Site", "Use", "ligh
 # The operation for the gradients of all samples at once pays from this many positions on; in a loop over the groups, as
 # torch has it on CPUs for all but float32, from this many.
 _MANY, _MANY_IN_LOOP = 16, 64
+_PATCHES = 2**25  # the most bytes of patches, where gradients are formed from them
 
 
 class Site:
@@ -95,7 +96,9 @@ class Convolution(Outer):
         return not self.node._saved_transposed
 
     def fixed(self, axis: SampleAxis, n: int) -> Tensor:
-        images = self.node._saved_input
+        return self._fixed(axis, n, self.node._saved_input)
+
+    def _fixed(self, axis: SampleAxis, n: int, images: Tensor) -> Tensor:
         return self._pixels(axis, n, images) if self.node._saved_transposed else self._patches(axis, n, images)
 
     def moving(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
@@ -117,14 +120,27 @@ class Convolution(Outer):
         """In a forward pass of a sample, and to form its gradient."""
         return self._count(axis, b) * self.node._saved_weight.numel()
 
-    def gradients(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
-        """The gradients of all samples (n, entries)."""
-        if b.device.type == "cpu" and self._count(axis, b) < (_MANY if b.dtype == torch.float32 else _MANY_IN_LOOP):
-            rows, cols = self.moving(axis, n, b), self.fixed(axis, n)
-            if not self.moving_rows:
-                rows, cols = cols, rows
-            return torch.einsum("ntgd,ntge->ngde", rows, cols).flatten(1)
-        return self._with_own_groups(axis, n, b)
+    def gradients(self, axis: SampleAxis, n: int, bs: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of all samples (n, entries), for each B."""
+        positions, exact = self._count(axis, bs[0]), bs[0].dtype != torch.float32
+        if bs[0].device.type == "cpu" and positions < (_MANY_IN_LOOP if exact else _MANY):
+            return self._from_patches(axis, n, bs)
+        return [self._with_own_groups(axis, n, b) for b in bs]
+
+    def _from_patches(self, axis: SampleAxis, n: int, bs: Sequence[Tensor]) -> list[Tensor]:
+        """Some samples at a time: patches have more entries than gradients."""
+        weight, first = self.node._saved_weight, SampleAxis(0, axis.entries, major=True)
+        images, *results = (axis.in_front(x, n) for x in (self.node._saved_input, *bs))
+        entries = self._count(axis, bs[0]) * self.node._saved_groups * weight[0].numel()
+        out = [b.new_empty(n, weight.numel()) for b in bs]
+        for some in torch.arange(n, device="cpu").split(max(1, _PATCHES // (entries * weight.element_size()))):
+            which = slice(int(some[0]), int(some[-1]) + 1)
+            fixed = self._fixed(first, len(some), images[which].flatten(0, 1))
+            for found, result in zip(out, results):
+                moving = self.moving(first, len(some), result[which].flatten(0, 1))
+                rows, cols = (moving, fixed) if self.moving_rows else (fixed, moving)
+                found[which] = torch.einsum("ntgd,ntge->ngde", rows, cols).flatten(1)
+        return out
 
     def _with_own_groups(self, axis: SampleAxis, n: int, b: Tensor) -> Tensor:
         """The gradients by torch's own operation: each sample has groups of its own."""

@@ -197,6 +197,9 @@ def test_entries_that_an_older_version_has_drawn_are_not_compared(monkeypatch, m
     resumed.load_state_dict(state)
     assert resumed.measure(measurement)["theta_distance"] == 0
     older.load_state_dict({name: value for name, value in state.items() if name != "drawn"})
+    again = DisplacementDiagnostic()  # from a checkpoint before its first measurement
+    again.load_state_dict(older.state_dict())
+    assert ("theta_distance" in again.measure(measurement)) == kept
     found = older.measure(measurement)
     assert ("theta_distance" in found) == kept
     assert bool(older.reasons) != kept

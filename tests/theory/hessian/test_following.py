@@ -12,6 +12,7 @@ from torch import nn
 from lightning_normtheory import hessian_top_eigenvalue
 from lightning_normtheory.hessian import hessian_operator
 from lightning_normtheory.hessian.following import _PERIOD, follow_top_eigenvalue
+from lightning_normtheory.hessian.operator import LossHessian
 from lightning_normtheory.hessian.warm_start import WarmStart
 
 from support.theory.hessian_cases import assembled
@@ -321,3 +322,24 @@ def test_memory_in_a_product_is_that_of_the_basis_and_two_vectors(vectors, least
         followed.measure(hessian)
         most.append(hessian.most)
     assert least <= max(most) <= vectors + 2
+
+
+@pytest.mark.parametrize("vectors", [None, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 9])
+def test_few_parameters(size, vectors):
+    """No more vectors than parameters, also where more are allowed."""
+    generator = torch.Generator().manual_seed(size)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    w, H, last = draw(size).requires_grad_(), draw(size, size), WarmStart()
+    for _ in range(8):
+        H, b = H + 0.1 * draw(size, size), draw(size)
+        S = (H + H.t()) / 2
+        losses = [lambda S=S, b=b: (0.5 * w @ S @ w + b @ w + 10, 1)]
+        with LossHessian({"w": w}, losses, memory="low", vectors=vectors) as hessian:
+            pair, last = follow_top_eigenvalue(hessian, last, **LANCZOS)
+        top = float(torch.linalg.eigvalsh(S)[-1])
+        assert pair.value <= top + 1e-12
+        assert not pair.converged or abs(pair.value - top) <= max(1e-2 * abs(top), pair.residual + 1e-12)

@@ -65,10 +65,15 @@ def test_asymmetry_is_seen():
     assert basis.asymmetry == pytest.approx(0.5)
 
 
-def test_a_vector_in_the_span_has_no_share_beyond_it():
-    basis = filled(symmetric(6), torch.eye(6, dtype=torch.float64)[:2])
-    assert basis.normalize(torch.tensor([1.0, 2.0, 0, 0, 0, 0], dtype=torch.float64)) <= 1e-15
-    assert basis.normalize(torch.zeros(6, dtype=torch.float64)) == 0
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_vector_in_the_span_is_refused(dtype):
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.linalg.qr(torch.randn(6, 3, generator=generator, dtype=dtype))[0].t().contiguous()
+    basis = filled(symmetric(6).to(dtype), vectors)
+    for _ in range(100):
+        assert not basis.normalize(torch.randn(3, generator=generator, dtype=dtype) @ vectors)
+    assert not basis.normalize(torch.zeros(6, dtype=dtype))
+    assert basis.normalize(torch.randn(6, generator=generator, dtype=dtype))
 
 
 def test_an_image_that_is_not_finite_is_refused():

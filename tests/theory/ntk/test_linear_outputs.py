@@ -5,11 +5,13 @@ import torch
 from torch import nn
 
 from lightning_normtheory import empirical_ntk
+from lightning_normtheory.measuring.processes import Processes
 from lightning_normtheory.ntk import gram, memory
+from lightning_normtheory.ntk.empirical import tangent_kernel_of_batches
 from lightning_normtheory.ntk.factors import Factors, Gradients, Weight, add_parts
 
-from support.oracles import dense_kernel
-from support.theory.kernel_cases import assert_equal
+from support.oracles import contract, dense_kernel, jacobian
+from support.theory.kernel_cases import assert_equal, whole
 
 weight_norm = nn.utils.parametrizations.weight_norm
 OUTPUTS = 5
@@ -102,3 +104,41 @@ def test_dead_units_and_other_samples(moving):
     add_parts({"rest": out}, "rest", first, second, weight_norm=None)
     mine, theirs = (torch.stack(each.gradients().values).flatten(2) for each in (first, second))
     torch.testing.assert_close(out, torch.einsum("hip,hjp->ij", mine, theirs), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("zero", [True, False], ids=["zero head", "random head"])
+@pytest.mark.parametrize("norm", [weight_norm, lambda layer: layer], ids=["WeightNorm", "plain"])
+def test_images_of_two_sizes(norm, zero):
+    """The gradients of the large images are formed, those of the small ones are not."""
+    torch.manual_seed(0)
+    pool = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    model = nn.Sequential(norm(nn.Conv2d(8, 8, 3, groups=2)), nn.Tanh(), *pool, nn.Linear(8, 3)).double()
+    if zero:
+        nn.init.zeros_(model[-1].weight)
+    sizes = [torch.randn(3, 8, size, size, dtype=torch.float64) for size in (4, 9)]
+    expected = contract(torch.cat([jacobian(model, x)[1] for x in sizes]), "trace")
+    found = tangent_kernel_of_batches(model, whole(sizes), outputs="trace")
+    assert (found.kernel - expected).norm() <= 1e-12 * expected.norm()
+
+
+class Share(Processes):
+    """One of several processes, which does not hear of the others' sums."""
+
+    def __init__(self, rank, count):
+        self.rank, self.count = rank, count
+
+
+@pytest.mark.parametrize("norm", [weight_norm, lambda layer: layer], ids=["WeightNorm", "plain"])
+@pytest.mark.parametrize("samples", [1, 2, 3])
+def test_more_processes_than_rows(norm, samples):
+    torch.manual_seed(0)
+    model = nn.Sequential(norm(nn.Linear(5, 7)), nn.Tanh(), nn.Linear(7, 3)).double()
+    x = torch.randn(samples, 5, dtype=torch.float64)
+    shares = [
+        tangent_kernel_of_batches(model, whole([x]), full=2, processes=Share(r, 4), refine=False) for r in range(4)
+    ]
+    alone = tangent_kernel_of_batches(model, whole([x]), full=2, refine=False)
+    torch.testing.assert_close(sum(share.kernel for share in shares), alone.kernel, rtol=1e-12, atol=1e-14)
+    found = [share.full.kernel for share in shares if share.full is not None]
+    if samples > 1:  # of no more samples than there are
+        torch.testing.assert_close(sum(found), alone.full.kernel, rtol=1e-12, atol=1e-14)

@@ -102,12 +102,13 @@ def test_both_ways_to_a_gram_matrix(name, outputs, positions, monkeypatch):
 GROUPED = [name for name in STRUCTURED if "depthwise" in name or "grouped" in name or "transposed-conv-2d" in name]
 
 
-@pytest.fixture(params=[0, 1000])
+@pytest.fixture(params=[(0, 0), (1000, 1), (1000, 2**20)], ids=["one operation", "samples", "all samples"])
 def formed(monkeypatch, request):
-    """Form gradients of groups from many positions on by one operation; the numbers of samples of which they were."""
+    """Form gradients of groups by one operation or from patches of some samples; the numbers of samples of which."""
     samples = []
     original = parameter_uses.Convolution.gradients
-    monkeypatch.setattr(parameter_uses, "_MANY_IN_LOOP", request.param)
+    monkeypatch.setattr(parameter_uses, "_MANY_IN_LOOP", request.param[0])
+    monkeypatch.setattr(parameter_uses, "_PATCHES", request.param[1])
     monkeypatch.setattr(
         parameter_uses.Convolution,
         "gradients",
