@@ -69,9 +69,9 @@ def follow_top_eigenvalue(
 
     The first product is with v₁, the last vector, the second with a test vector y = v₂ + s + 2z, normalized: v₂ is the
     second Ritz vector, s a mix of the third with the gradient, z noise. y stays the same until another eigenvector
-    leads, so that H y can be compared with the last measurement, in which the Hessian was H − ΔH. The leading Ritz pair
-    of span{v₁, y}, to which its residuals are added until it has converged, is the result, unless something speaks for
-    another leading eigenvector:
+    comes near or leads, so that H y can be compared with the last measurement, in which the Hessian was H − ΔH. The
+    leading Ritz pair of span{v₁, y}, to which its residuals are added until it has converged, is the result, unless
+    something speaks for another leading eigenvector:
 
     * (λ − ρ_i)/|λ| is less than half of what it was when y was chosen, for ρ_i = v_iᵀHy/v_iᵀy, the Rayleigh quotient of
       v₂ and of s if both are nearly eigenvectors: one of them approaches λ;
@@ -80,10 +80,10 @@ def follow_top_eigenvalue(
       random projection to 256 numbers is kept.
 
     Then three to six products follow before the result is taken, with what is new in H y and what H makes of that, or
-    with residuals of the second Ritz pair. If the leading eigenvalue is another one, a further product prepares the
-    next test with other vectors. If the residual of v₁ is above 0.15 λ, the Hessian is another one: there is no test,
-    and gradient and noise are added to the residual of v₁. Every 16th measurement is a long one, by Lanczos from a mix
-    of all vectors, the gradient and new noise.
+    with residuals of the second Ritz pair. If v₂ or s came near, or the leading eigenvalue is another one, a further
+    product prepares the next test with other vectors. If the residual of v₁ is above 0.15 λ, the Hessian is another
+    one: there is no test, and gradient and noise are added to the residual of v₁. Every 16th measurement is a long one,
+    by Lanczos from a mix of all vectors, the gradient and new noise.
 
     None of this is a proof. What is missed until the next long iteration: a new leading eigenvector along which neither
     y nor the change of v₁ has a component, and in a crowded spectrum, where v₂ is a mix of many eigenvectors, one of

@@ -44,7 +44,11 @@ class RitzBasis:
         return len(self._vectors)
 
     def normalize(self, vector: Tensor) -> bool:
-        """Make a vector orthogonal to the basis and of length one, in place; return whether more than rounding is left."""
+        """Make a vector orthogonal to the basis and of length one, in place.
+
+        Returns:
+            Whether more than rounding was left of it.
+        """
         before = size = float(norms(vector))
         for _ in range(2):
             add_combination(self._vectors, [-c for c in dots(self._vectors, vector)], vector)
