@@ -196,6 +196,10 @@ class Snapshot:
         if isinstance(value, Tensor):
             self._remember_tensor(value)
             return ()
+        if type(value) in _EMPTIED and not value:
+            self._empty.append(value)
+            # Most are plain containers, as those of every module, which have no attributes.
+            return () if type(value) in _PLAIN else self._remember_attributes(value)
         if self._remember_generator(value) or self._remember_ndarray(value):
             return ()
         if is_lent(value):
@@ -203,15 +207,12 @@ class Snapshot:
                 self._watch(value)
             return ()
         inside: list[Any] = []
-        if type(value) in _EMPTIED and not value:
-            self._empty.append(value)
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             inside += self._remember_dict(value)
         elif isinstance(value, (list, deque, set)):
             inside += self._remember_collection(value)
         elif isinstance(value, (tuple, frozenset)):
             inside += value
-        # Most objects are plain containers, as those of every module, which have no attributes.
         if type(value) not in _PLAIN and _is_users_object(value, datasets=not self._arrays):
             inside += self._remember_attributes(value)
         if not isinstance(value, (nn.Module, dict, list, deque, set, tuple, frozenset)):
