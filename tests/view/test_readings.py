@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_normtheory.record.history import History, Row
@@ -409,6 +409,7 @@ names = st.sampled_from([metric.name.replace("*", "a") for metric in METRICS])
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.dictionaries(names, values, max_size=40), min_size=1, max_size=5))
+@example([{"ntk_change_max": -1.7e308}])
 def test_whatever_was_measured_can_be_read(metrics):
     """Missing epochs, values that are not numbers, zeros: a sentence, never an error."""
     rows = [Row(epoch, epoch, float(epoch), these, {}) for epoch, these in enumerate(metrics)]

@@ -42,12 +42,13 @@ def number(value: float, digits: int = 3) -> str:
 def percent(share: float) -> str:
     r"""
     Example:
-        >>> percent(0.923), percent(0.0004), percent(0.9996)
-        ('92\xa0%', 'less than 1\xa0%', 'more than 99\xa0%')
+        >>> percent(0.923), percent(0.0004), percent(0.9996), percent(1234.5)
+        ('92\xa0%', 'less than 1\xa0%', 'more than 99\xa0%', '1.23e5\xa0%')
     """
-    if not math.isfinite(share):
-        return number(share)
-    whole = "less than 1" if 0 < share < 0.01 else "more than 99" if 0.99 < share < 1 else f"{100 * share:.0f}"
+    if not math.isfinite(100 * share):
+        return number(100 * share)
+    hundredths = f"{100 * share:.0f}" if abs(share) < 100 else number(100 * share)
+    whole = "less than 1" if 0 < share < 0.01 else "more than 99" if 0.99 < share < 1 else hundredths
     return f"{whole}\N{NO-BREAK SPACE}%"
 
 
