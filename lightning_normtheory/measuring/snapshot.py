@@ -8,11 +8,12 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from itertools import compress
 from operator import is_, not_
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -361,10 +362,17 @@ def _copy(saved: Tensor) -> Tensor:
         return saved
 
 
-@lru_cache
+# Weak: some classes are made for one model, as by parametrizations, and go with it.
+_slots_of: WeakKeyDictionary[type, list[str]] = WeakKeyDictionary()
+
+
 def _slots(kind: type) -> list[str]:
-    if kind is CellType:
-        return ["cell_contents"]
+    if kind not in _slots_of:
+        _slots_of[kind] = ["cell_contents"] if kind is CellType else _declared_slots(kind)
+    return _slots_of[kind]
+
+
+def _declared_slots(kind: type) -> list[str]:
     declared = [getattr(base, "__slots__", ()) for base in kind.__mro__]
     names = [name for slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
     return [name for name in names if name not in ("__dict__", "__weakref__")]
