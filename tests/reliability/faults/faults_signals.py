@@ -75,8 +75,9 @@ TERMINATE = partial(signalled, number=signal.SIGTERM, code=0, checkpoint="last.c
 CASES: dict[str, Callable[[Path], Outcome]] = {
     "SIGINT while measuring": INTERRUPT,
     "SIGTERM while measuring": TERMINATE,
+    # A measurement evaluates the loss 14 times: all of these signals come while it is under way.
     **{
-        f"{name}, {delay} s after a measurement began": partial(case, sleep=0.06, delay=delay)
+        f"{name}, {delay} s after a measurement began": partial(case, sleep=0.1, delay=delay)
         for name, case in (("SIGINT", INTERRUPT), ("SIGTERM", TERMINATE))
         for delay in (0.03, 0.1, 0.3, 0.6, 1.0)
     },
