@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lightning_normtheory.autodiff.composed import replaced
-from lightning_normtheory.measuring.workspace import empty
+from lightning_normtheory.measuring.workspace import empty, give_back
 
 __all__ = ["ComposedWeightNorm", "EffectiveWeights", "WeightNormMap"]
 
@@ -152,6 +152,7 @@ class WeightNormMap:
             self._scale = g.to(wide).reshape(-1, 1) / self._norm
         # Reused: allocating memory each time would cost as much as filling it.
         self._pushed: Tensor | None = None
+        self._pulled_from: tuple[Tensor | None, Tensor] = None, self._norm  # the last a, and v̂·a
 
     def effective_weight(self) -> Tensor:
         """A new tensor with the values of w and a graph to the leaf: the user may change it in place."""
@@ -210,22 +211,39 @@ class WeightNormMap:
             self._pushed = torch.empty_like(self._v_dot)
         return self._unflatten(torch.mul(self._v_dot, self._scale, out=self._pushed).addcmul_(self._directions, turn))
 
-    def pull_tangent(self, a: Tensor, a_dot: Tensor | None) -> tuple[Tensor, Tensor]:
+    def pull_tangent(
+        self, a: Tensor, a_dot: Tensor | None, *, weight: float = 1.0, into: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The derivative of `pull` along the (ġ, v̇) that was pushed last, while a changes by ȧ = H_w ẇ, ``None``: zero.
 
-        It is this weight's part of (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇). The second is in memory that can be given back.
+        It is this weight's part of (Jᵀ H_w J + Σ_i a_i ∇²w_i)(ġ, v̇).
+
+        Args:
+            a: the same tensor as in the last call, or another one.
+            weight: what the result is multiplied with.
+            into: the memory for the second, in the shape of v; else it is in memory that can be given back.
         """
         wide = self._norm.dtype
+        if a is not self._pulled_from[0]:
+            self._pulled_from = a, self._along(self._units(a).to(wide))
+        c, along, norm, scale = self._pulled_from[1], self._v_along, self._norm, self._scale
         a = self._units(a).to(wide)
         a_dot = torch.zeros_like(a) if a_dot is None else self._units(a_dot).to(wide)
-        c, along, norm, scale = self._along(a), self._v_along, self._norm, self._scale
         # d/dt of c = v̂·a and of s(a − c v̂), with dv̂/dt = (v̇ − (v̂·v̇)v̂)/‖v‖
         c_dot = self._along(a_dot) + (_row_dots(a, self._v_dot) - c * along) / norm
         s_dot = (self._g_dot - scale * along) / norm
-        out = torch.mul(a_dot, scale, out=empty(*a_dot.shape, dtype=wide, device=a_dot.device))
-        out.addcmul_(a, s_dot).addcmul_(self._v_dot, scale * c / norm, value=-1)
-        out.addcmul_(self._directions, (scale * (c * along / norm - c_dot) - s_dot * c) / norm)
-        return c_dot.reshape(self.g.shape), self._unflatten(out)
+        fits = into is not None and (into.dtype, into.device) == (wide, a.device) and into.is_contiguous()
+        direct = self.dim == 0 and fits
+        out = into.view(a.shape) if direct and into is not None else empty(*a.shape, dtype=wide, device=a.device)
+        torch.mul(a_dot, weight * scale, out=out)
+        out.addcmul_(a, weight * s_dot).addcmul_(self._v_dot, weight * scale * c / norm, value=-1)
+        out.addcmul_(self._directions, weight * (scale * (c * along / norm - c_dot) - s_dot * c) / norm)
+        v_part = self._unflatten(out)
+        if into is not None and not direct:
+            into.copy_(v_part)
+            give_back(out)
+            v_part = into
+        return weight * c_dot.reshape(self.g.shape), v_part
 
     def _along(self, x: Tensor) -> Tensor:
         """v̂·x of each unit (units, 1)."""

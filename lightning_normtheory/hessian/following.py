@@ -25,8 +25,8 @@ from lightning_normtheory.hessian.warm_start import (
     first_vector,
     fits,
     one_byte,
-    packed,
-    with_first,
+    with_drift,
+    without_drift,
 )
 from lightning_normtheory.linalg.eigensolvers import AT_LEAST_LANCZOS, Pair, is_small, lanczos
 from lightning_normtheory.linalg.inner_products import norms
@@ -101,7 +101,7 @@ def follow_top_eigenvalue(
     space = hessian.space
     if method != "lanczos" or max_hvps < _LEAST_BUDGET:
         # In a list, out of which it is taken, so that nobody else keeps it.
-        known = [first for first in (first_vector(last.vectors, space),) if first is not None]
+        known = [first for first in (first_vector(last.first, space),) if first is not None]
         options: dict[str, Any] = {"method": method, "which": "algebraic", "tol": tol, "max_hvps": max_hvps}
         (found,) = leading_eigenpairs(hessian, 1, start=known.pop if known else None, **options)
         return found, WarmStart({name: one_byte(part, space.size) for name, part in found.vector.items()})
@@ -116,14 +116,25 @@ class _Seen(NamedTuple):
         curvatures: the ρ_i.
         projection: of H y without its part along the other vectors.
         y, image: y and H y.
-        rest: that part of H y.
+        parts: the inner products of H y with the other vectors.
+        others: the other vectors.
+        known: the fields of `Check` that are about y itself.
     """
 
     curvatures: list[float]
     projection: Tensor
     y: Tensor
     image: Tensor
-    rest: Tensor
+    parts: list[float]
+    others: OtherVectors
+    known: dict[str, Any]
+
+    def rest(self) -> Tensor:
+        """H y without its part along the other vectors, in memory that can be given back."""
+        image = self.image
+        rest = empty(len(image), dtype=image.dtype, device=image.device).copy_(image)
+        self.others.add_to(rest, [-part for part in self.parts])
+        return rest
 
 
 class _Measurement:
@@ -139,10 +150,10 @@ class _Measurement:
 
     def run(self) -> tuple[Pair, WarmStart]:
         hessian, last = self._hessian, self._last
-        first = first_vector(last.vectors, hessian.space)
+        first = first_vector(last.first, hessian.space)
         if first is None:
             return self._long([mixed_start(hessian.gradient, None, self._noise)], COLD_PRODUCTS)
-        follows = last.check is not None and last.check.age + 1 < _PERIOD and fits(last.vectors, hessian.space)
+        follows = last.check is not None and last.check.age + 1 < _PERIOD and fits(last, hessian.space)
         if last.check is not None and follows and self._size >= _LEAST_BASIS:
             basis = RitzBasis()
             basis.add(first.div_(norms(first)), self._product(first))
@@ -167,29 +178,31 @@ class _Measurement:
         basis.scale = max(basis.scale, check.scale * min(1.0, abs(value) / max(abs(check.value), _TINY)))
         if residual > _TURNED * abs(value):
             self._add_around(basis)
-            self._converge(basis, AT_LEAST_LANCZOS)
-            return self._kept(basis, check._replace(image=None))
-        seen = self._look(self._last)
+            return self._kept(basis, check._replace(image=None), self._converge(basis, AT_LEAST_LANCZOS))
+        seen = self._look(self._last, check)
         assert seen is not None  # of the vectors that the check is about
-        basis.add_with_image(seen.y, seen.image)
         near = any(value - curvature < gap * abs(value) / 2 for curvature, gap in zip(seen.curvatures, check.gaps))
         changed, usual = True, check.usual
         if check.image is not None:
-            moved = max(residual, abs(value - check.value))
+            ahead = self._last.ahead * self._last.drift * abs(value)
+            moved = max(residual, abs(value - check.value), ahead)
             change = float((seen.projection - check.image).norm())
             changed = change > max(_USUAL, _MARGIN * usual) * moved
             usual = change / moved if moved > 0 else 0.0
-        check, new = check._replace(image=seen.projection, usual=usual), [seen.rest]
-        del seen  # from here on, only the basis keeps vectors
+        check, new = check._replace(image=seen.projection, usual=usual), list[Tensor]()
         if near or changed:
+            new.append(seen.rest())
+        basis.add_with_image(seen.y, seen.image)
+        del seen  # from here on, only the basis keeps vectors
+        if new:
             self._search(basis, new, near=near)
-        give_back(*new)
-        new.clear()
-        self._converge(basis)
+        rest = self._converge(basis)
         values, _ = basis.pairs()
         if near or abs(values[0] - value) > residual:
+            if rest is not None:
+                give_back(rest)
             return self._renewed(basis, check.age + 1)
-        return self._kept(basis, check)
+        return self._kept(basis, check, rest)
 
     def _add_around(self, basis: RitzBasis) -> None:
         """Add the residual of v₁ with some of the gradient and noise, as in a mixed start."""
@@ -220,54 +233,68 @@ class _Measurement:
                 give_back(rest)
             del rest  # before the next product
 
-    def _converge(self, basis: RitzBasis, at_least: int = 0) -> None:
-        """Add residuals of the leading pair until it is small enough, after a number of products at least."""
+    def _converge(self, basis: RitzBasis, at_least: int = 0) -> Tensor | None:
+        """Add residuals of the leading pair until it is small enough, after a number of products at least.
+
+        Returns:
+            The last residual, in memory that can be given back; ``None`` if it could not be added.
+        """
         while True:
             values, coefficients = basis.pairs()
             rest = basis.residual(values[0], coefficients[:, 0])
             self._residual = float(norms(rest))
             self._small = is_small(self._residual, values[0], basis.scale, self._tol, rest)
             if self._small and self._used >= at_least:
-                give_back(rest)
-                return
-            if not self._expand(basis, rest):
-                return
+                return rest
+            if not self._expand(basis, rest, self._residual):
+                return None
 
-    def _expand(self, basis: RitzBasis, vector: Tensor) -> bool:
-        """Add a vector, whose memory is the basis' from now on; return whether that was possible."""
+    def _expand(self, basis: RitzBasis, vector: Tensor, residual: float | None = None) -> bool:
+        """Add a vector, whose memory is the basis' from now on; return whether that was possible.
+
+        Args:
+            residual: its length, if it is the residual of the leading pair.
+        """
         if len(basis) == self._size:
             basis.restart(2)
-        if self._used == self._max_hvps or not basis.normalize(vector):
+        fits = self._used < self._max_hvps and (
+            basis.normalize(vector) if residual is None else basis.normalize_residual(vector, residual)
+        )
+        if not fits:
             give_back(vector)
             return False
         basis.add(vector, self._product(vector))
         return True
 
-    def _kept(self, basis: RitzBasis, check: Check) -> tuple[Pair, WarmStart]:
-        """Keep y, and what it is compared with."""
-        pair, starts = self._finished(basis, 1)
-        vectors = with_first(self._last.vectors, starts[0], self._hessian.space)
-        give_back(starts)
-        check = check._replace(value=pair.value, scale=pair.scale, age=check.age + 1)
-        return pair, self._last._replace(vectors=vectors, check=check)
+    def _kept(self, basis: RitzBasis, check: Check, rest: Tensor | None) -> tuple[Pair, WarmStart]:
+        """Keep y, and what it is compared with. The memory of the residual is given back."""
+        pair = self._pair(basis, *basis.pairs())
+        space, start = self._hessian.space, pair.vector
+        if rest is not None:
+            step = 1 / basis.scale if basis.scale > torch.finfo(rest.dtype).tiny else 0.0
+            start = torch.add(pair.vector, rest, alpha=step, out=rest)
+        basis.release()
+        left = with_drift(self._last, start, space)
+        if rest is not None:
+            give_back(rest)
+        return pair, left._replace(check=check._replace(value=pair.value, scale=pair.scale, age=check.age + 1))
 
     def _renewed(self, basis: RitzBasis, age: int) -> tuple[Pair, WarmStart]:
         """Prepare the next test with other vectors."""
-        pair, starts = self._finished(basis, 3)
-        vectors = self._packed(starts, self._hessian.gradient)
-        del starts
-        return self._prepared(pair, vectors, age)
-
-    def _finished(self, basis: RitzBasis, count: int) -> tuple[Pair, Tensor]:
-        """Return the leading pair, and unit vectors (count, p) near to the leading ones to begin the next test with."""
         values, coefficients = basis.pairs()
+        pair = self._pair(basis, values, coefficients)
+        starts = basis.steps(values[:3], coefficients[:, :3])
+        starts.div_(norms(starts)[:, None])
+        basis.release()
+        left = self._packed(starts, self._hessian.gradient)
+        del starts
+        return self._prepared(pair, left, age)
+
+    def _pair(self, basis: RitzBasis, values: list[float], coefficients: Tensor) -> Pair:
+        """Return the leading pair. Its vector is in memory that can be given back."""
         vector = basis.vector(coefficients[:, 0])
         vector.div_(norms(vector))
-        starts = basis.steps(values[:count], coefficients[:, :count])
-        starts.div_(norms(starts)[:, None])
-        pair = Pair(values[0], vector, self._residual, self._small, self._used, basis.asymmetry, basis.scale)
-        basis.release()
-        return pair, starts
+        return Pair(values[0], vector, self._residual, self._small, self._used, basis.asymmetry, basis.scale)
 
     # -- Lanczos ------------------------------------------------------------------------------------------------------
 
@@ -292,34 +319,37 @@ class _Measurement:
         self._used += pair.products
         assert pair.starts is not None
         pair.starts.div_(norms(pair.starts)[:, None])
-        vectors = self._packed(pair.starts, gradient)
+        left = self._packed(pair.starts, gradient)
         pair = pair._replace(starts=None)  # before the next product
-        return self._prepared(pair, vectors, 0)
+        return self._prepared(pair, left, 0)
 
-    def _prepared(self, pair: Pair, vectors: dict[str, Tensor], age: int) -> tuple[Pair, WarmStart]:
-        left = WarmStart(vectors, None, self._last.seed + 1)
+    def _prepared(self, pair: Pair, left: WarmStart, age: int) -> tuple[Pair, WarmStart]:
         # An asymmetry shows in a long iteration only, so none but these may follow. The test takes a product.
         testable = pair.converged and not is_asymmetric(pair) and self._used < self._max_hvps
         seen = self._look(left) if testable else None
         if seen is not None:
-            give_back(seen.y, seen.image, seen.rest)
+            give_back(seen.y, seen.image)
             gaps = [(pair.value - curvature) / max(abs(pair.value), _TINY) for curvature in seen.curvatures]
-            left = left._replace(check=Check(pair.value, gaps, seen.projection, 0.0, pair.scale, age))
+            left = left._replace(check=Check(pair.value, gaps, seen.projection, 0.0, pair.scale, age, **seen.known))
         return pair._replace(products=self._used), left
 
     def _mixed(self, first: Tensor) -> Tensor:
         """Mix all that is known, and noise. The memory of the vector is given back."""
         mixed = mixed_start(self._hessian.gradient, first, self._noise)
-        others = OtherVectors.read(self._last.vectors, self._hessian.space)
+        others = OtherVectors.read(self._last.others, self._hessian.space)
         if others is not None:
             others.add_to(mixed, (_OTHERS, _OTHERS))
         give_back(first)
         return mixed
 
-    def _look(self, start: WarmStart) -> _Seen | None:
-        """Multiply H with the test vector; None if there is none."""
+    def _look(self, start: WarmStart, check: Check | None = None) -> _Seen | None:
+        """Multiply H with the test vector; None if there is none.
+
+        Args:
+            check: of the last measurement with the same test vector; it spares passes over the vectors.
+        """
         space = self._hessian.space
-        others = OtherVectors.read(start.vectors, space)
+        others = OtherVectors.read(start.others, space, None if check is None else check.rows)
         if others is None:
             return None
         # On other random numbers than those of y, the projection of H y is independent of it.
@@ -327,25 +357,39 @@ class _Measurement:
             Noise(space.size, seed, device=space.device, dtype=space.dtype)
             for seed in (start.seed, start.seed + _OTHER_SEED)
         )
+        scale = 1.0 if check is None else 1 / check.size
         y = empty(space.size, dtype=space.dtype, device=space.device).zero_()
-        others.add_to(y, (1.0, 1.0))
-        noise.add_to(y, _NOISE / noise.norm)
-        y.div_(norms(y))
-        along = others.dots(y)
+        others.add_to(y, (scale, scale))
+        noise.add_to(y, _NOISE * scale / noise.norm)
+        if check is None:
+            size = float(norms(y))
+            along = others.dots(y.div_(size))
+            sides = torch.stack([self._side(others, weights, signs) for weights in ((1.0, 0.0), (0.0, 1.0))])
+        else:
+            size, along, sides = check.size, check.along, check.sides
         image = self._product(y)
         parts = others.dots(image)
-        rest = empty(space.size, dtype=space.dtype, device=space.device).copy_(image)
-        others.add_to(rest, [-part for part in parts])
         curvatures = [part / each for part, each in zip(parts, along)]
-        return _Seen(curvatures, _projected(rest, signs), y, image, rest)
+        projection = _projected(image, signs) - torch.tensor(parts, dtype=sides.dtype, device="cpu") @ sides
+        known = {"size": size, "along": along, "rows": others.rows, "sides": sides}
+        return _Seen(curvatures, projection, y, image, parts, others, known)
 
-    def _packed(self, starts: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    def _side(self, others: OtherVectors, weights: tuple[float, float], signs: Noise) -> Tensor:
+        """Project one of the other vectors."""
+        space = self._hessian.space
+        vector = empty(space.size, dtype=space.dtype, device=space.device).zero_()
+        others.add_to(vector, weights)
+        found = _projected(vector, signs)
+        give_back(vector)
+        return found
+
+    def _packed(self, starts: Tensor, gradient: Tensor) -> WarmStart:
         """Return the bytes of v₁, v₂ and s, from unit vectors whose memory is given back."""
         if len(starts) == 3:  # the basis may have fewer
             self._add_rest(starts, gradient)
-        found = packed(starts, self._hessian.space)
+        first, others = without_drift(starts, self._hessian.space)
         give_back(starts)
-        return found
+        return WarmStart(first, others, None, self._last.seed + 1)
 
     def _add_rest(self, starts: Tensor, gradient: Tensor) -> None:
         """Mix the third vector with what the gradient has across all three, in equal parts."""

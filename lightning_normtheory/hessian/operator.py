@@ -385,25 +385,37 @@ class LossHessian:
             del graph, along  # before the next ones
         if product is not None:
             return product
-        product = self._zeros()
+        product = empty(self.space.size, dtype=self.space.dtype, device=self.space.device)
         parts = self.space.views(product)
+        written = self._write_pulled_tangents(parts, moved.sums)
+        for p, part in parts.items():
+            if p not in written:
+                part.zero_()
         add_by_leaf(parts, sums.items(), 1.0)
-        # The maps are the same for all batches, and linear in what they pull.
-        add_by_leaf(parts, self._pulled_tangents(self._slopes.sums, moved.sums), self._slopes.unit / self._samples)
         moved.release()
         return product
 
     def _zeros(self) -> Tensor:
         return empty(self.space.size, dtype=self.space.dtype, device=self.space.device).zero_()
 
-    def _pulled_tangents(
-        self, slopes: Mapping[Tensor, Tensor], moved: Mapping[Tensor, Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The derivatives of `_pulled` along the tangents, where the gradients in effective weights are ``slopes`` and
-        change by ``moved``; each is valid until the next one."""
-        trained = set(self.space.parameters.values())
-        for each in self._weights.maps.values():
-            if each.w in slopes:
-                pulled = each.pull_tangent(slopes[each.w], moved.get(each.w))
-                yield from ((p, part) for p, part in zip((each.g, each.v), pulled) if p in trained)
-                give_back(pulled[1])
+    def _write_pulled_tangents(self, parts: Mapping[Tensor, Tensor], moved: Mapping[Tensor, Tensor]) -> set[Tensor]:
+        """Write the derivatives of `_pulled` along the tangents to ``parts``, by parameter, where the gradients in
+        effective weights are the slopes and change by ``moved``; return which were written.
+
+        The maps are the same for all batches, and linear in what they pull.
+        """
+        written: set[Tensor] = set()
+        slopes, weight = self._slopes.sums, self._slopes.unit / self._samples
+        for each in (each for each in self._weights.maps.values() if each.w in slopes):
+            into = parts.get(each.v) if each.v not in written else None
+            g_part, v_part = each.pull_tangent(slopes[each.w], moved.get(each.w), weight=weight, into=into)
+            for p, part in ((each.g, g_part), (each.v, v_part)):
+                if p in written:
+                    parts[p].add_(part)
+                elif p in parts:
+                    written.add(p)
+                    if part is not into:
+                        parts[p].copy_(part)
+            if into is None:
+                give_back(v_part)
+        return written

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_normtheory.linalg.inner_products import norms
-from lightning_normtheory.measuring.workspace import empty
+from lightning_normtheory.measuring.workspace import empty, give_back
 from lightning_normtheory.model.parameters import FlatParameters
 
 __all__ = [
@@ -20,8 +20,8 @@ __all__ = [
     "first_vector",
     "fits",
     "one_byte",
-    "packed",
-    "with_first",
+    "with_drift",
+    "without_drift",
 ]
 
 # Five bits of exponent, two of mantissa: an error of about 7 % of a vector. In bfloat16 it is 0.2 %, less than a
@@ -42,6 +42,10 @@ class Check(NamedTuple):
         usual: ‖ΔH y‖ relative to the change of v₁, where it was no sign of another leading eigenvector.
         scale: a lower bound of ‖H‖ in the last measurement, taken to shrink with λ_max.
         age: the number of measurements since the last long iteration.
+        size: ‖y‖ before y was normalized.
+        along: the inner products of y with the other vectors.
+        rows: the other vectors in terms of those that are kept.
+        sides: the same projection of them (2, …).
     """
 
     value: float
@@ -50,32 +54,52 @@ class Check(NamedTuple):
     usual: float
     scale: float
     age: int
+    size: float
+    along: list[float]
+    rows: list[list[float]]
+    sides: Tensor
 
 
 class WarmStart(NamedTuple):
-    """What a measurement leaves to the next: four bytes per parameter, or one where only v₁ is followed.
+    """What a measurement leaves to the next: five bytes per parameter, or one where only v₁ is followed.
 
     The next measurement of an uninterrupted run begins with the same rounded vectors as that of a resumed one.
 
     Attributes:
-        vectors: by parameter name the bytes of v₁ in bfloat16, v₂ and s in float8 (4, *shape); or those of v₁ alone in
-            float8, in the shape of the parameter, as older versions kept them.
+        first: by parameter name the bytes of u in bfloat16 and of d in float8 (3, *shape): u is v₁ ahead of its drift,
+            the change of v₁ between the last two measurements, and d that drift, of length one; or the bytes of v₁
+            alone in float8, in the shape of the parameter.
+        others: by parameter name the bytes of v₂ and s in float8 (2, *shape).
         check: the numbers to compare with; None: the next measurement makes no test.
         seed: that of the noise, another one for other vectors.
+        drift: the length of the drift.
+        ahead: u − v₁ in terms of the drift.
     """
 
-    vectors: Mapping[str, Tensor] = MappingProxyType({})
+    first: Mapping[str, Tensor] = MappingProxyType({})
+    others: Mapping[str, Tensor] = MappingProxyType({})
     check: Check | None = None
     seed: int = 0
+    drift: float = 0.0
+    ahead: float = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         check = None if self.check is None else self.check._asdict()
-        return {"vector": dict(self.vectors), "check": check, "seed": self.seed}
+        vectors = {"vector": dict(self.first), "others": dict(self.others)}
+        return {**vectors, "check": check, "seed": self.seed, "drift": self.drift, "ahead": self.ahead}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "WarmStart":
         check = state.get("check")
-        return cls(dict(state.get("vector", {})), None if check is None else Check(**check), state.get("seed", 0))
+        known = check is not None and set(check) == set(Check._fields)  # not so in an older version's
+        return cls(
+            dict(state.get("vector", {})),
+            dict(state.get("others", {})),
+            Check(**check) if known else None,
+            state.get("seed", 0),
+            state.get("drift", 0.0),
+            state.get("ahead", 0.0),
+        )
 
 
 def one_byte(part: Tensor, size: int) -> Tensor:
@@ -84,58 +108,99 @@ def one_byte(part: Tensor, size: int) -> Tensor:
     return (part * size**0.5).cpu().to(_SHORT).view(torch.uint8)
 
 
-def packed(vectors: Tensor, space: FlatParameters) -> dict[str, Tensor]:
-    """Return the bytes of v₁ and, if there are three vectors, of v₂ and s; else those of the others are zero.
+def without_drift(vectors: Tensor, space: FlatParameters) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the bytes of v₁, and those of v₂ and s if there are three vectors; else those of the others are zero.
 
     The other vectors are scaled in place.
     """
     others = vectors[1:].mul_(space.size**0.5) if len(vectors) == 3 else vectors[:0]
-    rows = [space.unflatten(row) for row in (vectors[0], *others)]
-    found = {}
-    for name, part in rows[0].items():
-        into = torch.zeros(4, *part.shape, dtype=torch.uint8, device="cpu")
-        into[:2].view(-1).view(FIRST).copy_(part.reshape(-1).cpu())
-        for row, each in zip(into[2:], rows[1:]):
+    first_rows, other_rows = space.unflatten(vectors[0]), [space.unflatten(row) for row in others]
+    first, rest = {}, {}
+    for name, part in first_rows.items():
+        first[name] = torch.zeros(3, *part.shape, dtype=torch.uint8, device="cpu")
+        first[name][:2].view(-1).view(FIRST).copy_(part.reshape(-1).cpu())
+        rest[name] = torch.zeros(2, *part.shape, dtype=torch.uint8, device="cpu")
+        for row, each in zip(rest[name], other_rows):
             row.view(_SHORT).copy_(each[name].cpu())  # not every device has float8
-        found[name] = into
-    return found
+    return first, rest
 
 
-def with_first(vectors: Mapping[str, Tensor], first: Tensor, space: FlatParameters) -> dict[str, Tensor]:
-    """Return the same bytes with another v₁."""
-    return {name: torch.cat([part[:2], vectors[name][2:]]) for name, part in packed(first[None], space).items()}
+def with_drift(last: WarmStart, v: Tensor, space: FlatParameters) -> WarmStart:
+    """Return the same with another v₁, its drift since the last one, and u, with which the next measurement begins: as
+    far ahead as would have been best this time, but no further than the drift was.
+
+    Args:
+        v: the new v₁ (p,).
+    """
+    drift, unit = empty(space.size, dtype=space.dtype, device=space.device), space.size**-0.5
+    last_drift = last.drift * unit  # of an entry of d, which is scaled
+    square = along = last_square = 0.0
+    for name, where, at in _places(space):
+        u, d = _first_parts(last.first[name], at, space)
+        moved = torch.sub(v[where], u, out=drift[where]).add_(d, alpha=last.ahead * last_drift)
+        square += float(torch.dot(moved, moved))
+        along += float(torch.dot(moved, d))
+        last_square += float(torch.dot(d, d))
+    best = along / (last_drift * last_square) if last_drift * last_square > 0 else 0.0
+    ahead, size = min(max(best, 0.0), 1.0), square**0.5
+    first = {name: torch.empty(3, *p.shape, dtype=torch.uint8, device="cpu") for name, p in space.parameters.items()}
+    for name, where, at in _places(space):
+        moved = drift[where]
+        first[name][:2].view(-1).view(FIRST)[at].copy_(torch.add(v[where], moved, alpha=ahead).cpu())
+        moved.mul_(1 / (unit * size) if size > 0 else 0.0)
+        first[name][2].view(-1).view(_SHORT)[at].copy_(moved.cpu())
+    give_back(drift)
+    return last._replace(first=first, drift=size, ahead=ahead)
 
 
-def first_vector(vectors: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None:
-    """Return v₁ without the parameters that have been frozen since; None if nothing is left of it."""
-    four = {name: vectors[name][:2].reshape(-1).view(FIRST) for name in _fitting(vectors, space)}
-    one = {name: part.view(_SHORT) for name, part in vectors.items() if name not in four}
-    return _joined({**one, **four}, space)
+def _first_parts(part: Tensor, at: slice, space: FlatParameters) -> tuple[Tensor, Tensor]:
+    """Entries of u and, scaled, of d."""
+    u = part[:2].view(-1).view(FIRST)[at].to(space.dtype)
+    return u.to(space.device), _decoded(part[2].view(-1)[at], space.dtype).to(space.device)
+
+
+def first_vector(first: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None:
+    """Return u, or v₁, without the parameters that have been frozen since; None if nothing is left of it."""
+    long = {name: first[name][:2].reshape(-1).view(FIRST) for name in _fitting(first, space, 3)}
+    short = {name: part.view(_SHORT) for name, part in first.items() if name not in long}
+    return _joined({**short, **long}, space)
 
 
 class OtherVectors:
-    """v₂ and s, orthonormal, which are read from their bytes a few at a time: they take no memory to speak of."""
+    """v₂ and s, orthonormal, which are read from their bytes a few at a time: they take no memory to speak of.
 
-    def __init__(self, vectors: Mapping[str, Tensor], space: FlatParameters) -> None:
-        self._vectors, self._space = vectors, space
-        self._fitting = set(_fitting(vectors, space))
-        # Rows: v₂ and s in terms of the vectors that are kept.
-        self._rows = torch.eye(2, dtype=torch.float64, device="cpu")
+    Args:
+        rows: v₂ and s in terms of the vectors that are kept, if that is known.
+    """
+
+    def __init__(self, others: Mapping[str, Tensor], space: FlatParameters, rows: list[list[float]] | None) -> None:
+        self._vectors, self._space = others, space
+        self._fitting = set(_fitting(others, space, 2))
+        known = [[1.0, 0.0], [0.0, 1.0]] if rows is None else rows
+        self._rows = torch.tensor(known, dtype=torch.float64, device="cpu")
+        self.missing = rows is None and not self._orthonormalize()
+
+    def _orthonormalize(self) -> bool:
         gram = self._added(parts @ parts.t() for _, parts in self._pieces())
         size = float(gram[0, 0]) ** 0.5
         across = float(gram[1, 1]) - float(gram[0, 1]) ** 2 / size**2 if size > 0 else 0.0
-        self.missing = not (0 < size < math.inf and 0 < across < math.inf)
-        if not self.missing:
-            self._rows = torch.tensor(
-                [[1 / size, 0.0], [-float(gram[0, 1]) / size**2, 1.0]], dtype=torch.float64, device="cpu"
-            )
-            self._rows[1] /= across**0.5
+        if not (0 < size < math.inf and 0 < across < math.inf):
+            return False
+        self._rows[0] /= size
+        self._rows[1] = (self._rows[1] - self._rows[0] * float(gram[0, 1]) / size) / across**0.5
+        return True
+
+    @property
+    def rows(self) -> list[list[float]]:
+        return self._rows.tolist()
 
     @classmethod
-    def read(cls, vectors: Mapping[str, Tensor], space: FlatParameters) -> "OtherVectors | None":
+    def read(
+        cls, others: Mapping[str, Tensor], space: FlatParameters, rows: list[list[float]] | None = None
+    ) -> "OtherVectors | None":
         """None if one of them is missing."""
-        others = cls(vectors, space) if _fitting(vectors, space) else None
-        return None if others is None or others.missing else others
+        found = cls(others, space, rows) if _fitting(others, space, 2) else None
+        return None if found is None or found.missing else found
 
     def add_to(self, total: Tensor, weights: Sequence[float]) -> None:
         """Add a combination of both in place."""
@@ -156,7 +221,7 @@ class OtherVectors:
         """Parts (2, …) of the vectors that are kept, with their place in a flat vector."""
         for name, where, at in _places(self._space):
             if name in self._fitting:
-                parts = _decoded(self._vectors[name].reshape(4, -1)[2:, at], self._space.dtype)
+                parts = _decoded(self._vectors[name].view(2, -1)[:, at], self._space.dtype)
                 yield where, parts.to(self._space.device)
 
 
@@ -186,11 +251,14 @@ def _joined(parts: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None
     return flat if 0 < float(norms(flat)) < math.inf else None
 
 
-def _fitting(vectors: Mapping[str, Tensor], space: FlatParameters) -> list[str]:
-    """The parameters of which all vectors are known."""
-    return [name for name, p in space.parameters.items() if name in vectors and vectors[name].shape == (4, *p.shape)]
+def _fitting(vectors: Mapping[str, Tensor], space: FlatParameters, bytes: int) -> list[str]:
+    """The parameters of which so many bytes are known."""
+    return [
+        name for name, p in space.parameters.items() if name in vectors and vectors[name].shape == (bytes, *p.shape)
+    ]
 
 
-def fits(vectors: Mapping[str, Tensor], space: FlatParameters) -> bool:
+def fits(last: WarmStart, space: FlatParameters) -> bool:
     """Whether the parameters are those of the vectors."""
-    return len(_fitting(vectors, space)) == len(vectors) == len(space.parameters)
+    kept = ((last.first, 3), (last.others, 2))
+    return all(len(_fitting(each, space, bytes)) == len(each) == len(space.parameters) for each, bytes in kept)

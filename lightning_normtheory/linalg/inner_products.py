@@ -11,8 +11,8 @@ __all__ = ["add_combination", "add_in_float64", "combine", "dot", "dots", "exact
 
 # Entries at once: on the CPU those that fit into its cache, on other devices those that need little memory.
 _CACHED, _PIECE = 2**18, 2**22
-# Entries of a float32 sum by BLAS: its error is 3e-8 of the lengths.
-_SUMMED = 2**16
+# Entries of a float32 sum by BLAS: its error is 6e-8 of the lengths.
+_SUMMED = 2**18
 # Entries of a sum without float64 that the CPU adds up in the end.
 _FEW = 2**14
 # Entries whose norm is computed at once.
@@ -50,14 +50,19 @@ def dots(vectors: Sequence[Tensor], x: Tensor) -> list[float]:
     return to_float64(torch.stack(pieces)).sum(0).tolist()
 
 
-def add_combination(vectors: Sequence[Tensor], coefficients: Sequence[float], out: Tensor) -> Tensor:
-    """Add Σ_i c_i v_i to a flat vector in place, and return it: piece by piece, so that each stays in the cache.
+def add_combination(
+    vectors: Sequence[Tensor], coefficients: Sequence[float], out: Tensor, *, scale: float = 1.0
+) -> Tensor:
+    """Multiply a flat vector with ``scale``, add Σ_i c_i v_i, and return it: in place, and piece by piece, so that each
+    stays in the cache.
 
     Example:
-        >>> add_combination([torch.ones(3), torch.arange(3.0)], [1.0, 2.0], torch.zeros(3))
-        tensor([1., 3., 5.])
+        >>> add_combination([torch.ones(3), torch.arange(3.0)], [1.0, 2.0], torch.ones(3), scale=0.5)
+        tensor([1.5000, 3.5000, 5.5000])
     """
     for *parts, into in _split(_CACHED if out.device.type == "cpu" else len(out), *vectors, out):
+        if scale != 1:
+            into.mul_(scale)
         for part, c in zip(parts, coefficients):
             into.add_(part, alpha=c)
     return out

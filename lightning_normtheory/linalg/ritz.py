@@ -15,6 +15,8 @@ __all__ = ["RitzBasis"]
 _LEAST = 1e-2
 # The share up to which a vector beyond the basis is rounding, in units of the precision.
 _ROUNDING = 10
+# The share of a residual along the basis up to which its length is the same without that.
+_HARDLY = 1e-3
 
 
 class RitzBasis:
@@ -60,32 +62,44 @@ class RitzBasis:
         vector.mul_(1 / size)
         return True
 
+    def normalize_residual(self, vector: Tensor, size: float) -> bool:
+        """Do the same for the residual of a Ritz pair, whose length is known: it has hardly a part along the basis, but
+        the next residuals would multiply that part."""
+        along = dots(self._vectors, vector)
+        if math.hypot(*along) > _HARDLY * size or size <= _ROUNDING * torch.finfo(vector.dtype).eps * self.scale:
+            return self.normalize(vector)
+        add_combination(self._vectors, [-c / size for c in along], vector, scale=1 / size)
+        return True
+
     def add(self, vector: Tensor, image: Tensor) -> None:
         """Add a unit vector, orthogonal to the basis, with H times it; both are the basis' from now on."""
         mirrored = dots(self._images[:1], vector)
         self._vectors.append(vector)
         self._images.append(image)
-        column = dots(self._vectors, image)
+        *column, square = dots([*self._vectors, image], image)
         m = len(self)
         T = torch.zeros(m, m, dtype=torch.float64, device="cpu")
         T[:-1, :-1] = self._T
         T[:, -1] = T[-1] = torch.tensor(column, dtype=torch.float64, device="cpu")
-        if not bool(torch.isfinite(T).all()):
+        if not bool(torch.isfinite(T).all()) or not math.isfinite(square):
             raise FloatingPointError("Expected a finite product with a vector, but it, or its norm, is not finite.")
         self._T = T
-        self.scale = max(self.scale, float(norms(image)))
+        self.scale = max(self.scale, square**0.5)
         self.asymmetry = max([self.asymmetry, *(abs(a - b) for a, b in zip(column, mirrored))])
 
     def add_with_image(self, vector: Tensor, image: Tensor) -> None:
-        """Add what a vector and H times it have beyond the basis; both are the basis' from now on."""
-        before, along = float(norms(vector)), [-c for c in dots(self._vectors, vector)]
-        add_combination(self._vectors, along, vector)
-        add_combination(self._images, along, image)
-        size = float(norms(vector))
-        if size <= _LEAST * before:  # mostly rounding
+        """Add what a unit vector and H times it have beyond the basis; both are the basis' from now on."""
+        along = dots(self._vectors, vector)
+        across = 1 - sum(c * c for c in along)
+        if across <= _LEAST**2:  # mostly rounding
             give_back(vector, image)
             return
-        self.add(vector.mul_(1 / size), image.mul_(1 / size))
+        scale = across**-0.5
+        coefficients = [-c * scale for c in along]
+        self.add(
+            add_combination(self._vectors, coefficients, vector, scale=scale),
+            add_combination(self._images, coefficients, image, scale=scale),
+        )
 
     def last_image(self) -> Tensor:
         """Return H times the last vector that was added, in memory that can be given back."""

@@ -40,9 +40,12 @@ def test_a_vector_with_a_known_image_needs_no_product():
     H, vectors = symmetric(12), torch.randn(3, 12, dtype=torch.float64)
     expected, _ = filled(H, vectors).pairs()
     basis = filled(H, vectors[:2])
-    basis.add_with_image(vectors[2].clone(), H @ vectors[2])
+    unit = vectors[2] / vectors[2].norm()
+    basis.add_with_image(unit.clone(), H @ unit)
     assert basis.pairs()[0] == pytest.approx(expected)
-    basis.add_with_image(vectors[1] + vectors[2], H @ (vectors[1] + vectors[2]))
+    unit = vectors[1] + vectors[2]
+    unit /= unit.norm()
+    basis.add_with_image(unit, H @ unit)
     assert len(basis) == 3  # nothing new
 
 
