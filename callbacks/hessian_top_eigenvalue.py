@@ -239,8 +239,9 @@ class HessianTopEigenvalue(DiagnosticCallback):
     """Logs the largest eigenvalue λ_max of ∇²L on the probe, by power iteration or Lanczos, and how far 2/η is from it.
 
     Exact on WeightNorm and BatchNorm, where PyTorch's own second derivatives are wrong. Each epoch starts from the
-    eigenvector of the previous one, which the checkpoint also holds; with Lanczos from three vectors, in four bytes per
-    parameter, so that two products do where the Hessian changes little (`follow_top_eigenvalue`).
+    eigenvector of the previous one, which the checkpoint also holds; with Lanczos from three vectors and the drift of
+    the first, in five bytes per parameter, so that two products do where the Hessian changes little
+    (`follow_top_eigenvalue`).
 
     Logged after every n-th epoch or step:
 

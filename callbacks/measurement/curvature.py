@@ -38,8 +38,8 @@ __all__ = ["Curvature", "HessianAnswer", "HessianRequest", "PredictorCurvature"]
 # The memory of a training step, from that of the graph of a batch's gradient: the graph is about _GRAPH times that of
 # the loss; parameters, gradients and the state of an optimizer are _STATE times the parameters. The Hessian may take
 # _SHARE times as much in addition. A product takes _BETWEEN tensors of the largest size beside the graph. No more than
-# _SMALL bytes are of no concern.
-_GRAPH, _STATE, _SHARE, _BETWEEN, _SMALL = 2.5, 4, 1.5, 5, 2**26
+# _SMALL bytes are of no concern; on the CPU no more than _SPARE, where they spare products the time of new graphs.
+_GRAPH, _STATE, _SHARE, _BETWEEN, _SMALL, _SPARE = 2.5, 4, 1.5, 5, 2**26, 2**29
 
 # Vectors that a method may keep where memory is saved, and after it has run out again, before batches become smaller.
 _SOME_VECTORS, _FEW_VECTORS = 8, 4
@@ -239,12 +239,14 @@ class Curvature:
         theta = sum(p.nbytes for p in function.theta.values())
         limit = max(_SMALL, _SHARE * (graph.total / _GRAPH + _STATE * theta))
         one = graph.total + _BETWEEN * graph.largest
-        if one > limit and cut_batches(function, math.ceil(one / limit)):
-            return False
+        cut = one > limit and cut_batches(function, math.ceil(one / limit))
+        device = function.model.device
+        if device.type == "cpu":
+            limit = max(limit, _SPARE)
         batches = max(math.ceil(len(function.all_batches) / function.processes.count), 1)
         kept = one + (batches - 1) * graph.total
-        free = free_bytes(function.model.device)
-        return (batches == 1 or kept <= limit) and all_agree(function, kept + _VECTORS * theta <= free)
+        fits = kept <= limit or (batches == 1 and not cut)
+        return fits and all_agree(function, kept + _VECTORS * theta <= free_bytes(device))
 
     def _graph_size(self) -> GraphSize:
         function = self._function

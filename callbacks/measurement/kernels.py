@@ -1,7 +1,8 @@
 """The tangent kernel on the first samples of the probe."""
 
-import dataclasses
 import zlib
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ _SAMPLES_WITH_LAYERS = 512
 # The most that a kernel may cost, in gradients of the loss on the whole probe, by counts, a repetition in float64
 # included.
 _MOST_GRADIENTS = 12.0
+# A kernel begins in float64 in at most so many measurements, with the first.
+_COMPARED_AFTER = 16
 
 
 class Predictor(nn.Module):
@@ -80,7 +83,7 @@ class Kernels:
         if key not in self._found:
             if outputs == "full" and refine:  # from the next measurement on it comes along with that of more samples
                 self._facts.full_samples = samples
-            found = self._found[key] = self._compute(*key)
+            found = self._found[key] = self._precise(samples, outputs, directions) if refine else self._compute(*key)
             # In all processes, whose rounding may differ.
             if found.full is not None and all_agree(self._function, _is_final(found.full)):
                 self._found.setdefault((self._facts.full_samples, "full", None, True), found.full)
@@ -90,18 +93,45 @@ class Kernels:
         """Return a kernel of this measurement if it was computed already."""
         return self._found.get((samples, outputs, directions, True))
 
-    def _compute(self, samples: int, outputs: Outputs, directions: int | None, refine: bool) -> TangentKernel:
+    def _precise(self, samples: int, outputs: Outputs, directions: int | None) -> TangentKernel:
+        """Return a kernel in float64 if λ_min comes near its floor otherwise: where it did, the next ones begin there.
+
+        That both precisions measure the same function is compared again after so many measurements.
+        """
+        facts, kind = self._facts.in_float64, f"{samples} {outputs} {directions} {self._fingerprint_of_theta()}"
+        left = facts.pop(kind, 0)
+        found: TangentKernel | None = None
+        if left:
+            with suppress(Exception):  # of which the first precision may be free
+                found = self._compute(samples, outputs, directions, False, torch.float64)
+        if found is None:
+            left, found = _COMPARED_AFTER, self._compute(samples, outputs, directions, True)
+        repeated = found.dtype == torch.float64 and any(p.dtype != found.dtype for p in self._function.theta.values())
+        far = not repeated or bool(found.deficiency) or not replace(found, dtype=torch.float32).near_floor
+        if left > 1 and not all_agree(self._function, far):
+            facts[kind] = left - 1
+        return found
+
+    def _compute(
+        self,
+        samples: int,
+        outputs: Outputs,
+        directions: int | None,
+        refine: bool,
+        dtype: torch.dtype | None = None,
+    ) -> TangentKernel:
         function = self._function
         full = self._facts.full_samples if outputs == "trace" and directions is None else 0
         with function.measuring():
             split = function.processes.run_on_all(self._split)
             batches = function.first_samples(samples)
             held = function.hold_statistics()  # after the inputs, which need resets of the model
-            self.trained_fingerprint = zlib.crc32("\n".join(function.theta).encode())
+            self.trained_fingerprint = self._fingerprint_of_theta()
             found = tangent_kernel_of_batches(
                 Predictor(function),
                 batches,
                 outputs=outputs,
+                dtype=dtype,
                 layers=outputs != "full" and samples <= _SAMPLES_WITH_LAYERS,
                 directions=directions,
                 refine=refine,
@@ -121,6 +151,9 @@ class Kernels:
             self._facts.split = {structure: batch_norm_split(model)}
         return self._facts.split[structure]
 
+    def _fingerprint_of_theta(self) -> int:
+        return zlib.crc32("\n".join(self._function.theta).encode())
+
     def fingerprint(self, samples: int) -> int:
         """Return a number that identifies the first samples of the probe."""
         first = self._function.first(samples)
@@ -134,7 +167,7 @@ def _is_final(kernel: TangentKernel) -> bool:
 
 def _inside(kernel: TangentKernel, name: str) -> TangentKernel:
     """Return a kernel with the names of parameters and layers as in a submodule of this name."""
-    return dataclasses.replace(
+    return replace(
         kernel,
         one_by_one=tuple(each.removeprefix(f"{name}.") for each in kernel.one_by_one),
         part_of={each.removeprefix(f"{name}."): part for each, part in kernel.part_of.items()},

@@ -53,8 +53,9 @@ class KnownFacts:
             it has been the same.
         split: the directions and lengths of BatchNorm, by the structure of the model that was traced.
         full_samples: the number of samples whose kernel of all outputs is wanted.
+        in_float64: the number of further measurements in which a kernel begins in float64, by its kind.
 
-    The last four are not kept in a checkpoint.
+    A checkpoint keeps the loss, whether it is scaled, and the last.
     """
 
     x_norms: tuple[float, float] | None = None
@@ -64,17 +65,19 @@ class KnownFacts:
     structure: tuple[Hashable, int] = (None, 0)
     split: dict[Hashable, BatchNormSplit] = field(default_factory=dict)
     full_samples: int = 0
+    in_float64: dict[str, int] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as plain values."""
         loss = self.perturbed_loss
-        return {"perturbed": tuple(loss) if isinstance(loss, KnownLoss) else loss, "scaled": self.scaled}
+        known = tuple(loss) if isinstance(loss, KnownLoss) else loss
+        return {"perturbed": known, "scaled": self.scaled, "in_float64": dict(self.in_float64)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "KnownFacts":
         loss = state.get("perturbed")
         known = loss if loss is None or isinstance(loss, str) else KnownLoss(*loss)
-        return cls(perturbed_loss=known, scaled=state.get("scaled"))
+        return cls(perturbed_loss=known, scaled=state.get("scaled"), in_float64=dict(state.get("in_float64", {})))
 
 
 class TheoryInputs:

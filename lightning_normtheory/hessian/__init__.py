@@ -4,6 +4,7 @@
 * ``operator``: Hessian-vector products of a loss (`hessian_vector_product`, `hessian_operator`).
 * ``eigenvalues``: leading eigenpairs of the loss's Hessian (`hessian_top_eigenvalue`, `hessian_eigenpairs`).
 * ``following``: λ_max from one measurement to the next (`follow_top_eigenvalue`).
+* ``second_look``: the test vector there, which tells whether another eigenvector has taken the lead.
 * ``warm_start``: what one of them leaves to the next, and to the checkpoint.
 * ``bracket``: an interval for λ_max of the training set, from a probe and other samples (`bracket_of_set`).
 * ``trace``: the trace of the loss's Hessian with its standard error (`hessian_trace`).

@@ -1,7 +1,7 @@
 """Follow λ_max of the loss's Hessian from one measurement to the next."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from lightning_normtheory.hessian.eigenvalues import (
     mixed_start,
 )
 from lightning_normtheory.hessian.operator import LossHessian
+from lightning_normtheory.hessian.second_look import OTHER_SEED, look
 from lightning_normtheory.hessian.warm_start import (
     FIRST,
     Check,
@@ -30,7 +31,6 @@ from lightning_normtheory.hessian.warm_start import (
 )
 from lightning_normtheory.linalg.eigensolvers import AT_LEAST_LANCZOS, Pair, is_small, lanczos
 from lightning_normtheory.linalg.inner_products import norms
-from lightning_normtheory.linalg.noise import Noise
 from lightning_normtheory.linalg.ritz import RitzBasis
 from lightning_normtheory.measuring.progress import tick
 from lightning_normtheory.measuring.workspace import empty, give_back
@@ -41,22 +41,17 @@ __all__ = ["follow_top_eigenvalue"]
 _PERIOD, _LONG_PRODUCTS = 16, COLD_PRODUCTS + 2
 # The most and the fewest vectors of the basis, each with its image. When it is full, the two leading Ritz vectors stay.
 _BASIS, _LEAST_BASIS = 6, 4
-# A residual of the last vector, relative to λ, above which the Hessian is another one.
+# A residual of u, relative to λ, above which the Hessian is another one.
 _TURNED = 0.15
-# After a sign of another leading eigenvector, the products beyond those with v₁ and y; and when the second Ritz pair is
+# After a sign of another leading eigenvector, the products beyond those with u and y; and when the second Ritz pair is
 # known well enough: its residual, relative to the distance of the two values, or to the first.
 _LEAST_SEARCH, _SEARCH = 3, 6
 _CLEAR, _PRECISE = 0.5, 0.05
-# The weight of noise in the test vector y, relative to that of each of the two vectors.
-_NOISE = 2.0
-# ‖ΔH y‖ relative to the change of v₁ up to which it is no sign of another eigenvector, and relative to what it was in
-# the last measurement. On the constructed spectra of the tests the former is a third, on most networks less.
+# ‖ΔH y‖ relative to the change that u shows, up to which it is no sign of another eigenvector, and relative to what it
+# was in the last measurement. On the constructed spectra of the tests the former is a third, on most networks less.
 _USUAL, _MARGIN = 0.5, 1.5
-# The numbers that stand for the image of y: enough for the length of a difference to 10 %.
-_BUCKETS = 256
 # The weights of v₂ and s in the start of a long iteration.
 _OTHERS = 0.3
-_OTHER_SEED = 2**32
 _TINY = torch.finfo(torch.float64).tiny
 # With fewer products there is none to spare.
 _LEAST_BUDGET = 20
@@ -67,23 +62,24 @@ def follow_top_eigenvalue(
 ) -> tuple[Eigenpair, WarmStart]:
     """Compute λ_max from what the last measurement left: in two products, where the Hessian changes little.
 
-    The first product is with v₁, the last vector, the second with a test vector y = v₂ + s + 2z, normalized: v₂ is the
-    second Ritz vector, s a mix of the third with the gradient, z noise. y stays the same until another eigenvector
-    comes near or leads, so that H y can be compared with the last measurement, in which the Hessian was H − ΔH. The
-    leading Ritz pair of span{v₁, y}, to which its residuals are added until it has converged, is the result, unless
-    something speaks for another leading eigenvector:
+    The first product is with u = v₁ + a d, where v₁ is the last vector, d the change that brought it there, and a
+    between 0 and 1 what would have been best the last time: a vector that turns steadily is met where it will be. The
+    second is with a test vector y = v₂ + s + 2z, normalized: v₂ is the second Ritz vector, s a mix of the third with
+    the gradient, z noise. y stays the same until another eigenvector comes near or leads, so that H y can be compared
+    with the last measurement, in which the Hessian was H − ΔH. The leading Ritz pair of span{u, y}, to which its
+    residuals are added until it has converged, is the result, unless something speaks for another leading eigenvector:
 
     * (λ − ρ_i)/|λ| is less than half of what it was when y was chosen, for ρ_i = v_iᵀHy/v_iᵀy, the Rayleigh quotient of
       v₂ and of s if both are nearly eigenvectors: one of them approaches λ;
-    * ‖ΔH y‖ > c max(‖Hv₁ − λv₁‖, |Δλ|), but for the parts along v₂ and s, where c is ½, or 1.5 times the ratio of the
-      last measurement: the Hessian may have got a direction of large curvature that is none of v₁, v₂, s. Of H y, a
-      random projection to 256 numbers is kept.
+    * ‖ΔH y‖ > c max(‖Hu − λu‖, |Δλ|, a‖d‖|λ|), but for the parts along v₂ and s, where c is ½, or 1.5 times the ratio
+      of the last measurement: the Hessian may have got a direction of large curvature that is none of v₁, v₂, s. Of
+      H y, a random projection to 256 numbers is kept.
 
     Then three to six products follow before the result is taken, with what is new in H y and what H makes of that, or
     with residuals of the second Ritz pair. If v₂ or s came near, or the leading eigenvalue is another one, a further
-    product prepares the next test with other vectors. If the residual of v₁ is above 0.15 λ, the Hessian is another
-    one: there is no test, and gradient and noise are added to the residual of v₁. Every 16th measurement is a long one,
-    by Lanczos from a mix of all vectors, the gradient and new noise.
+    product prepares the next test with other vectors. If the residual of u is above 0.15 λ, the Hessian is another one:
+    there is no test, and gradient and noise are added to the residual of u. Every 16th measurement is a long one, by
+    Lanczos from a mix of all vectors, the gradient and new noise.
 
     None of this is a proof. What is missed until the next long iteration: a new leading eigenvector along which neither
     y nor the change of v₁ has a component, and in a crowded spectrum, where v₂ is a mix of many eigenvectors, one of
@@ -109,34 +105,6 @@ def follow_top_eigenvalue(
     return judged(hessian, [pair])[0], left
 
 
-class _Seen(NamedTuple):
-    """How H acts on y.
-
-    Attributes:
-        curvatures: the ρ_i.
-        projection: of H y without its part along the other vectors.
-        y, image: y and H y.
-        parts: the inner products of H y with the other vectors.
-        others: the other vectors.
-        known: the fields of `Check` that are about y itself.
-    """
-
-    curvatures: list[float]
-    projection: Tensor
-    y: Tensor
-    image: Tensor
-    parts: list[float]
-    others: OtherVectors
-    known: dict[str, Any]
-
-    def rest(self) -> Tensor:
-        """H y without its part along the other vectors, in memory that can be given back."""
-        image = self.image
-        rest = empty(len(image), dtype=image.dtype, device=image.device).copy_(image)
-        self.others.add_to(rest, [-part for part in self.parts])
-        return rest
-
-
 class _Measurement:
     """The arguments are those of `follow_top_eigenvalue`."""
 
@@ -146,7 +114,7 @@ class _Measurement:
         self._size = min(_BASIS, hessian.vectors // 2)
         # Other noise than that of y, and than in earlier measurements with it.
         age = 0 if last.check is None else last.check.age
-        self._noise = last.seed + (age + 2) * _OTHER_SEED
+        self._noise = last.seed + (age + 2) * OTHER_SEED
 
     def run(self) -> tuple[Pair, WarmStart]:
         hessian, last = self._hessian, self._last
@@ -168,10 +136,10 @@ class _Measurement:
         tick("product")
         return self._hessian @ vector
 
-    # -- Rayleigh–Ritz in the span of v₁, y and residuals -------------------------------------------------------------
+    # -- Rayleigh–Ritz in the span of u, y and residuals --------------------------------------------------------------
 
     def _short(self, basis: RitzBasis, check: Check) -> tuple[Pair, WarmStart]:
-        """Continue from v₁, the only vector so far."""
+        """Continue from u, the only vector so far."""
         (value,), _ = basis.pairs()
         residual = math.sqrt(max(basis.scale**2 - value**2, 0.0))
         # H may have become smaller.
@@ -179,7 +147,7 @@ class _Measurement:
         if residual > _TURNED * abs(value):
             self._add_around(basis)
             return self._kept(basis, check._replace(image=None), self._converge(basis, AT_LEAST_LANCZOS))
-        seen = self._look(self._last, check)
+        seen = look(self._hessian.space, self._last, self._product, check)
         assert seen is not None  # of the vectors that the check is about
         near = any(value - curvature < gap * abs(value) / 2 for curvature, gap in zip(seen.curvatures, check.gaps))
         changed, usual = True, check.usual
@@ -189,7 +157,7 @@ class _Measurement:
             change = float((seen.projection - check.image).norm())
             changed = change > max(_USUAL, _MARGIN * usual) * moved
             usual = change / moved if moved > 0 else 0.0
-        check, new = check._replace(image=seen.projection, usual=usual), list[Tensor]()
+        check, new = check._replace(image=seen.projection, usual=usual, **seen.known), list[Tensor]()
         if near or changed:
             new.append(seen.rest())
         basis.add_with_image(seen.y, seen.image)
@@ -205,7 +173,7 @@ class _Measurement:
         return self._kept(basis, check, rest)
 
     def _add_around(self, basis: RitzBasis) -> None:
-        """Add the residual of v₁ with some of the gradient and noise, as in a mixed start."""
+        """Add the residual of u with some of the gradient and noise, as in a mixed start."""
         values, coefficients = basis.pairs()
         rest = basis.residual(values[0], coefficients[:, 0])
         rest.mul_(1 / max(float(norms(rest)), _TINY))
@@ -326,7 +294,7 @@ class _Measurement:
     def _prepared(self, pair: Pair, left: WarmStart, age: int) -> tuple[Pair, WarmStart]:
         # An asymmetry shows in a long iteration only, so none but these may follow. The test takes a product.
         testable = pair.converged and not is_asymmetric(pair) and self._used < self._max_hvps
-        seen = self._look(left) if testable else None
+        seen = look(self._hessian.space, left, self._product) if testable else None
         if seen is not None:
             give_back(seen.y, seen.image)
             gaps = [(pair.value - curvature) / max(abs(pair.value), _TINY) for curvature in seen.curvatures]
@@ -341,47 +309,6 @@ class _Measurement:
             others.add_to(mixed, (_OTHERS, _OTHERS))
         give_back(first)
         return mixed
-
-    def _look(self, start: WarmStart, check: Check | None = None) -> _Seen | None:
-        """Multiply H with the test vector; None if there is none.
-
-        Args:
-            check: of the last measurement with the same test vector; it spares passes over the vectors.
-        """
-        space = self._hessian.space
-        others = OtherVectors.read(start.others, space, None if check is None else check.rows)
-        if others is None:
-            return None
-        # On other random numbers than those of y, the projection of H y is independent of it.
-        noise, signs = (
-            Noise(space.size, seed, device=space.device, dtype=space.dtype)
-            for seed in (start.seed, start.seed + _OTHER_SEED)
-        )
-        scale = 1.0 if check is None else 1 / check.size
-        y = empty(space.size, dtype=space.dtype, device=space.device).zero_()
-        others.add_to(y, (scale, scale))
-        noise.add_to(y, _NOISE * scale / noise.norm)
-        if check is None:
-            size = float(norms(y))
-            along = others.dots(y.div_(size))
-            sides = torch.stack([self._side(others, weights, signs) for weights in ((1.0, 0.0), (0.0, 1.0))])
-        else:
-            size, along, sides = check.size, check.along, check.sides
-        image = self._product(y)
-        parts = others.dots(image)
-        curvatures = [part / each for part, each in zip(parts, along)]
-        projection = _projected(image, signs) - torch.tensor(parts, dtype=sides.dtype, device="cpu") @ sides
-        known = {"size": size, "along": along, "rows": others.rows, "sides": sides}
-        return _Seen(curvatures, projection, y, image, parts, others, known)
-
-    def _side(self, others: OtherVectors, weights: tuple[float, float], signs: Noise) -> Tensor:
-        """Project one of the other vectors."""
-        space = self._hessian.space
-        vector = empty(space.size, dtype=space.dtype, device=space.device).zero_()
-        others.add_to(vector, weights)
-        found = _projected(vector, signs)
-        give_back(vector)
-        return found
 
     def _packed(self, starts: Tensor, gradient: Tensor) -> WarmStart:
         """Return the bytes of v₁, v₂ and s, from unit vectors whose memory is given back."""
@@ -398,15 +325,3 @@ class _Measurement:
         size = float(norms(rest))
         starts[2].add_(rest, alpha=1 / size if size > 0 else 0.0)
         give_back(rest)
-
-
-def _projected(values: Tensor, signs: Noise) -> Tensor:
-    """Add up neighbors to a few numbers; with random signs the length stays the same on average."""
-    size = len(values)
-    width = math.ceil(size / _BUCKETS)
-    padded = empty(width * _BUCKETS, dtype=values.dtype, device=values.device)
-    padded[size:] = 0.0
-    signs.times(values, padded[:size])
-    found = padded.view(_BUCKETS, width).sum(1).cpu().float()
-    give_back(padded)
-    return found

@@ -39,7 +39,7 @@ class Check(NamedTuple):
         gaps: (λ_max − ρ_i)/|λ_max| for each of the other vectors, when they were chosen.
         image: a random projection of H y in the last measurement, without its part along the other vectors; ``None`` if
             there was no test.
-        usual: ‖ΔH y‖ relative to the change of v₁, where it was no sign of another leading eigenvector.
+        usual: ‖ΔH y‖ relative to the change that u shows, where it was no sign of another leading eigenvector.
         scale: a lower bound of ‖H‖ in the last measurement, taken to shrink with λ_max.
         age: the number of measurements since the last long iteration.
         size: ‖y‖ before y was normalized.
@@ -85,17 +85,19 @@ class WarmStart(NamedTuple):
 
     def state_dict(self) -> dict[str, Any]:
         check = None if self.check is None else self.check._asdict()
-        vectors = {"vector": dict(self.first), "others": dict(self.others)}
+        # One tensor for each parameter, since a file needs some hundred bytes for every tensor.
+        joined = {name: torch.cat([self.first[name], part]) for name, part in self.others.items()}
+        vectors = {"vectors": joined} if joined else {"vector": dict(self.first)}
         return {**vectors, "check": check, "seed": self.seed, "drift": self.drift, "ahead": self.ahead}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "WarmStart":
-        check = state.get("check")
-        known = check is not None and set(check) == set(Check._fields)  # not so in an older version's
+        check = state.get("check") or {}
+        joined = state.get("vectors", {})
         return cls(
-            dict(state.get("vector", {})),
-            dict(state.get("others", {})),
-            Check(**check) if known else None,
+            {name: part[:3] for name, part in joined.items()} or dict(state.get("vector", {})),
+            {name: part[3:] for name, part in joined.items()},
+            Check(**check) if set(check) == set(Check._fields) else None,  # an older version's has fewer
             state.get("seed", 0),
             state.get("drift", 0.0),
             state.get("ahead", 0.0),

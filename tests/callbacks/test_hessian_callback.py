@@ -84,16 +84,16 @@ def test_the_vector_is_in_the_checkpoint_in_one_byte_per_parameter(tmp_path):
     }
 
 
-def test_lanczos_keeps_four_bytes_per_parameter(tmp_path):
+def test_lanczos_keeps_five_bytes_per_parameter(tmp_path):
     run = trainer([HessianTopEigenvalue(method="lanczos", on_error="raise")], max_epochs=1)
     module = Descent()
     run.fit(module, loader())
     run.save_checkpoint(tmp_path / "one.ckpt")
     callbacks = torch.load(tmp_path / "one.ckpt", weights_only=True)["callbacks"]
     (state,) = [value for key, value in callbacks.items() if key.startswith("HessianTopEigenvalue")]
-    vector = state["diagnostics"]["hessian_lambda_max"]["vector"]
+    vector = state["diagnostics"]["hessian_lambda_max"]["vectors"]
     assert {name: (v.shape, v.dtype) for name, v in vector.items()} == {
-        name: ((4, *p.shape), torch.uint8) for name, p in module.named_parameters()
+        name: ((5, *p.shape), torch.uint8) for name, p in module.named_parameters()
     }
 
 

@@ -153,12 +153,13 @@ def test_what_cannot_be_cut_is_nan_and_training_goes_on(callback, reason, tmp_pa
         assert math.isnan(measured(tmp_path, callback, module))
 
 
-def lambda_max(net, folder, monkeypatch, limit):
-    """λ_max where graphs may have so many bytes, and the samples of each batch whose graph was built for a product."""
+def lambda_max(net, folder, monkeypatch, limit, spare=0):
+    """λ_max where graphs may have so many bytes, those of all batches ``spare``, and the samples of each batch whose graph was built for a product."""
     sizes = []
     loss_of = curvature.Curvature._loss_of
     monkeypatch.setattr(curvature, "_SMALL", limit)
     monkeypatch.setattr(curvature, "_SHARE", 0)
+    monkeypatch.setattr(curvature, "_SPARE", spare)
     monkeypatch.setattr(
         curvature.Curvature, "_loss_of", lambda self, batch: sizes.append(batch.samples) or loss_of(self, batch)
     )
@@ -178,6 +179,14 @@ def test_graphs_that_are_too_large_are_not_kept_and_batches_are_cut(net, largest
     assert rebuilt == kept
     assert set(smaller) == {largest}
     assert cut == pytest.approx(kept, rel=1e-5)
+
+
+def test_graphs_of_cut_batches_are_kept_where_memory_is_to_spare(tmp_path, monkeypatch):
+    rebuilt, each_time = lambda_max("wn", tmp_path / "rebuilt", monkeypatch, 2**10)
+    kept, once = lambda_max("wn", tmp_path / "kept", monkeypatch, 2**10, spare=2**20)
+    assert each_time[:20] == once == [2] * 20
+    assert len(each_time) > 20
+    assert kept == rebuilt
 
 
 def peak(case, callback):

@@ -58,13 +58,12 @@ class Orthogonal:
         a, b = self._first
         return a * _hadamard(b * _hadamard(x)) if self._transposed else _hadamard(b * _hadamard(a * x))
 
-    def turned(self, column: int, angle: float, generator: torch.Generator) -> "Orthogonal":
-        """Turn all columns in the plane of one of them and a random direction."""
+    def turned(self, column: int, angle: float, direction: Tensor) -> "Orthogonal":
+        """Turn all columns in the plane of one of them and a direction."""
         unit = torch.zeros(len(self._first[0]), dtype=torch.float64)
         unit[column] = 1.0
         u = self @ unit
-        v = torch.randn(len(unit), generator=generator, dtype=torch.float64)
-        v -= u * (u @ v)
+        v = direction - u * (u @ direction)
         return Orthogonal(self._first, (*self._planes, (u, v / v.norm(), angle)))
 
 
@@ -106,6 +105,7 @@ class Case(NamedTuple):
         leading: the measurement (0, 1, …) ↦ the leading eigenvalues, each with its own direction.
         change: the first measurement at which the largest eigenvalue has another direction.
         angle: by how much leading eigenvectors turn between two measurements, in radians.
+        steady: whether each turns in the same plane all the time.
         bulk: the other eigenvalues are uniform in ± this.
         known: for each leading eigenvalue the gradient's component along its direction.
     """
@@ -113,6 +113,7 @@ class Case(NamedTuple):
     leading: Callable[[int], list[float]]
     change: int = MEASUREMENTS
     angle: float = 5e-3
+    steady: bool = False
     bulk: float = 0.1
     known: tuple[float, ...] = (0.6, 0.3, 0.2)
 
@@ -131,8 +132,10 @@ class Case(NamedTuple):
             rest = torch.randn(size - len(leading), generator=generator, dtype=torch.float64)
             along[len(leading) :] = 0.5 * rest / rest.norm()
             found.append(MovingHessian(Q, values, Q @ along, dtype))
-            for column in range(len(leading)):
-                Q = Q.turned(column, self.angle, generator)
+            if measurement == 0 or not self.steady:
+                directions = [torch.randn(size, generator=generator, dtype=torch.float64) for _ in leading]
+            for column, direction in enumerate(directions):
+                Q = Q.turned(column, self.angle, direction)
         return found
 
 
@@ -149,6 +152,7 @@ CASES = {
     "calm": Case(lambda t: [1.0, 0.8, 0.6, 0.5]),
     "calm, crowded": Case(lambda t: [1.0, 0.95, 0.92, 0.9, 0.88, 0.85, 0.8, 0.7, 0.6, 0.5], bulk=0.4),
     "training": Case(lambda t: [1.0 + 0.05 * t, 0.8, 0.6, 0.5], angle=0.05),
+    "training, steady": Case(lambda t: [1.0, 0.8, 0.6, 0.5], angle=0.05, steady=True),
     "training, wild": Case(lambda t: [1.0 * 1.2**t, 0.8, 0.6, 0.5], angle=0.3),
     "slow crossing": Case(_ramp((1.0, 1.0), (0.8, 1.15), (0.5, 0.5)), change=5),
     "crossing": Case(_step([1.0, 0.9, 0.6, 0.5], [1.0, 1.1, 0.6, 0.5], 4), change=4),

@@ -1,7 +1,6 @@
 """λ_max followed over measurements: constructed spectra that move, small trainings, state, budgets, memory."""
 
 import gc
-import io
 import statistics
 from itertools import chain
 
@@ -16,7 +15,7 @@ from lightning_normtheory.hessian.operator import LossHessian
 from lightning_normtheory.hessian.warm_start import WarmStart
 
 from support.theory.hessian_cases import assembled
-from support.theory.moving_hessians import CASES, LARGE, MEASUREMENTS, SIZE, MovingHessian, OneVector, Several, outcome
+from support.theory.moving_hessians import CASES, LARGE, MEASUREMENTS, MovingHessian, OneVector, Several, outcome
 
 LOSS = nn.functional.cross_entropy
 LANCZOS = {"method": "lanczos", "tol": 1e-2, "max_hvps": 100}
@@ -140,42 +139,12 @@ def test_fewer_products_in_trainings_with_small_steps():
     assert ours < from_one_vector
 
 
-# --- State ------------------------------------------------------------------------------------------------------------
-
-
-def saved_and_loaded(last):
-    file = io.BytesIO()
-    torch.save(last.state_dict(), file)
-    file.seek(0)
-    return WarmStart.from_state_dict(torch.load(file, weights_only=True))
-
-
-@pytest.mark.parametrize("name", ["calm", "crossing", "training, wild"])
-def test_a_saved_state_goes_on_bit_for_bit(name):
-    whole, resumed = Several(), Several()
-    for hessian, same in zip(CASES[name].sequence(1), CASES[name].sequence(1)):
-        expected, pair = whole.measure(hessian), resumed.measure(same)
-        resumed.last = saved_and_loaded(resumed.last)
-        assert (pair.value, pair.residual, pair.hvps) == (expected.value, expected.residual, expected.hvps)
-
-
-def test_the_state_takes_five_bytes_per_parameter_and_three_kilobytes():
-    followed = Several()
-    for hessian in CASES["calm"].sequence(0)[:2]:
-        followed.measure(hessian)
-    state = saved_and_loaded(followed.last).state_dict()
-    assert state["vector"]["w"].nbytes + state["others"]["w"].nbytes == 5 * SIZE
-    assert state["check"]["image"].nbytes + state["check"]["sides"].nbytes == 3 * 4 * 256
-
-
-def test_the_vector_of_an_older_checkpoint_is_a_start():
-    first, second = CASES["calm"].sequence(0)[:2]
-    vector = OneVector().measure(first).vector["w"]
-    followed = Several()
-    rounded = (vector * len(vector) ** 0.5).to(torch.float8_e5m2).view(torch.uint8)
-    followed.last = WarmStart.from_state_dict({"vector": {"w": rounded}, "measured": 3})
-    assert followed.measure(second).converged
-    assert followed.last.check is not None
+def test_steady_turns_take_two_products_and_random_ones_three():
+    steady, random = (
+        statistics.mean(chain.from_iterable(outcome(CASES[name], Several, range(4)).products[3:]))
+        for name in ("training, steady", "training")
+    )
+    assert steady < 2.2 < 2.8 < random
 
 
 def test_where_the_hessian_changes_much_it_takes_hardly_more_products_than_from_one_vector():
