@@ -1,4 +1,4 @@
-"""`NormTheory` beside an epoch of 50,000 samples of other networks, of which a few steps are trained."""
+"""`NormTheory` beside epochs of 50,000 samples of other networks."""
 
 import copy
 import math
@@ -17,7 +17,7 @@ from benchmarks.results import record
 
 __all__ = ["MODELS", "measure"]
 
-PROBE, _LENGTH = 512, 16
+PROBE, _BATCH, _LENGTH = 512, 128, 16
 
 
 def resnet18() -> nn.Module:
@@ -47,18 +47,16 @@ def sentences(samples: int) -> TensorDataset:
 
 @dataclass(frozen=True)
 class Training:
-    """A network, its samples, and the batch size. ``steps`` of an epoch are trained."""
+    """A network and its samples."""
 
     build: Callable[[], nn.Module]
     data: Callable[[int], TensorDataset]
-    batch: int
-    steps: int
 
 
 MODELS = {
-    "ResNet18 with BatchNorm, 3×32×32": Training(resnet18, pictures, 128, 10),
-    "WeightNorm CNN 32-64-128, 3×32×32": Training(weightnorm_cnn, pictures, 128, 20),
-    "transformer, 2 layers of 128, 16 tokens": Training(Transformer, sentences, 128, 20),
+    "ResNet18 with BatchNorm, 3×32×32": Training(resnet18, pictures),
+    "WeightNorm CNN 32-64-128, 3×32×32": Training(weightnorm_cnn, pictures),
+    "transformer, 2 layers of 128, 16 tokens": Training(Transformer, sentences),
 }
 
 
@@ -68,13 +66,11 @@ def measure(epochs: int, only: list[str]) -> None:
     for name, training in MODELS.items():
         if only and not any(each.lower() in name.lower() for each in only):
             continue
-        whole = math.ceil(overhead.SAMPLES / training.batch)
         for epoch in _fit(training, epochs).epochs[1:]:
-            seconds = epoch.training * whole / training.steps
-            record(table, name, "share of an epoch", epoch.spent / seconds, "%")
+            record(table, name, "share of an epoch", epoch.spent / epoch.training, "%")
             record(table, name, "measurement", epoch.spent / epoch.gradient)
             record(table, name, "products", epoch.products, "count")
-            record(table, name, "epoch", seconds / epoch.gradient)
+            record(table, name, "epoch", epoch.training / epoch.gradient)
             record(table, name, "G", epoch.gradient, "s")
             for part, spent in epoch.parts.items():
                 record("parts of a warm measurement", part, name, spent / epoch.gradient)
@@ -82,10 +78,10 @@ def measure(epochs: int, only: list[str]) -> None:
 
 def _fit(training: Training, epochs: int) -> overhead.Watch:
     torch.manual_seed(0)
-    data = training.data(max(training.steps * training.batch, 2 * PROBE))
+    data = training.data(overhead.SAMPLES)
     x, y = data.tensors
-    batches = list(zip(x[:PROBE].split(training.batch), y[:PROBE].split(training.batch)))
-    loader = DataLoader(data, training.batch, shuffle=True)
+    batches = list(zip(x[:PROBE].split(_BATCH), y[:PROBE].split(_BATCH)))
+    loader = DataLoader(data, _BATCH, shuffle=True)
     return overhead.fit(Classifier(training.build()), loader, epochs, lambda module: _gradient(module, batches))
 
 

@@ -273,7 +273,8 @@ class HessianTopEigenvalue(DiagnosticCallback):
         tol: the relative residual at which to stop. The relative error of the eigenvalue is about its square.
         max_hvps: the largest number of products.
         memory: ``"high"`` keeps the graph of the probe's gradient for all products if it needs about as much memory as
-            a training step; else, and with ``"low"``, it is built again for each, batch by batch.
+            a training step, or on the CPU up to 512 MB; else, and with ``"low"``, it is built again for each, batch by
+            batch.
         predictor_samples: the number of samples for the predictor's Hessian; 0: do not measure it.
 
     Example:

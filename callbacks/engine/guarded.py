@@ -13,6 +13,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from lightning_normtheory.callbacks.engine.diagnostic import Diagnostic
 from lightning_normtheory.callbacks.engine.reporting import ReportingCallback
 from lightning_normtheory.callbacks.measurement.measurement import Measurement
+from lightning_normtheory.callbacks.measurement.theory import KnownFacts
 from lightning_normtheory.callbacks.output.messages import say
 from lightning_normtheory.callbacks.output.progress_bar import MeasurementProgress
 from lightning_normtheory.callbacks.samples.probe import Probe
@@ -32,6 +33,7 @@ class GuardedCallback(ReportingCallback):
     """
 
     probe: Probe
+    _facts: KnownFacts
 
     def _leave_out(self, diagnostics: list[Diagnostic], reason: str) -> None:
         names = ", ".join(each.key for each in diagnostics)
@@ -59,6 +61,7 @@ class GuardedCallback(ReportingCallback):
         """Return the metrics of all diagnostics."""
         metrics = measurement.metrics
         before = [(diagnostic, self._collect(diagnostic, diagnostic.state_dict)) for diagnostic in self._active]
+        facts = self._facts.state_dict()
         try:
             passes = self._fit.passes = measurement.function.passes
             with self._memory(measurement), self._progress(measurement.trainer) as progress, listening(passes.step):
@@ -69,6 +72,7 @@ class GuardedCallback(ReportingCallback):
         except BaseException:  # roll back: a checkpoint must not hold half a measurement
             for diagnostic, state in before:
                 diagnostic.load_state_dict(state)
+            self._facts = KnownFacts.from_state(facts)
             raise
         return dict(metrics)
 

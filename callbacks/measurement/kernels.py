@@ -1,7 +1,7 @@
 """The tangent kernel on the first samples of the probe."""
 
+import gc
 import zlib
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from lightning_normtheory.callbacks.measurement.function import MeasuredFunction
 from lightning_normtheory.callbacks.measurement.smaller_batches import all_agree
 from lightning_normtheory.callbacks.measurement.theory import KnownFacts
+from lightning_normtheory.callbacks.output.messages import warn
+from lightning_normtheory.measuring.memory import is_out_of_memory
+from lightning_normtheory.measuring.workspace import drop_free_memory
 from lightning_normtheory.model.batches import SampleBatch
 from lightning_normtheory.ntk.empirical import effort_for_batches, tangent_kernel_of_batches
 from lightning_normtheory.ntk.rank import fingerprint_samples
@@ -99,18 +102,31 @@ class Kernels:
         That both precisions measure the same function is compared again after so many measurements.
         """
         facts, kind = self._facts.in_float64, f"{samples} {outputs} {directions} {self._fingerprint_of_theta()}"
-        left = facts.pop(kind, 0)
-        found: TangentKernel | None = None
-        if left:
-            with suppress(Exception):  # of which the first precision may be free
-                found = self._compute(samples, outputs, directions, False, torch.float64)
+        left = facts.get(kind, 0)
+        found = self._in_float64(samples, outputs, directions) if left else None
         if found is None:
             left, found = _COMPARED_AFTER, self._compute(samples, outputs, directions, True)
-        repeated = found.dtype == torch.float64 and any(p.dtype != found.dtype for p in self._function.theta.values())
-        far = not repeated or bool(found.deficiency) or not replace(found, dtype=torch.float32).near_floor
-        if left > 1 and not all_agree(self._function, far):
+        if left == 1 or all_agree(self._function, self._float32_would_do(found)):
+            facts.pop(kind, None)
+        else:
             facts[kind] = left - 1
         return found
+
+    def _in_float64(self, samples: int, outputs: Outputs, directions: int | None) -> TangentKernel | None:
+        """Return the kernel in float64, or nothing if that fails, as it would not in the first precision."""
+        try:
+            return self._compute(samples, outputs, directions, False, torch.float64)
+        except Exception as error:  # noqa: BLE001  # told, and computed otherwise
+            warn(f"The tangent kernel could not begin in float64: {type(error).__name__}: {error}")
+            out_of_memory = is_out_of_memory(error)
+        if out_of_memory:  # outside the except clause, where the traceback still holds the memory
+            gc.collect()
+            drop_free_memory()
+        return None
+
+    def _float32_would_do(self, kernel: TangentKernel) -> bool:
+        repeated = kernel.dtype == torch.float64 and any(p.dtype != kernel.dtype for p in self._function.theta.values())
+        return not repeated or bool(kernel.deficiency) or not replace(kernel, dtype=torch.float32).near_floor
 
     def _compute(
         self,

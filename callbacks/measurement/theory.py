@@ -55,7 +55,7 @@ class KnownFacts:
         full_samples: the number of samples whose kernel of all outputs is wanted.
         in_float64: the number of further measurements in which a kernel begins in float64, by its kind.
 
-    A checkpoint keeps the loss, whether it is scaled, and the last.
+    A checkpoint keeps the loss, whether it is scaled, and the last two.
     """
 
     x_norms: tuple[float, float] | None = None
@@ -71,13 +71,15 @@ class KnownFacts:
         """Return what a checkpoint keeps, as plain values."""
         loss = self.perturbed_loss
         known = tuple(loss) if isinstance(loss, KnownLoss) else loss
-        return {"perturbed": known, "scaled": self.scaled, "in_float64": dict(self.in_float64)}
+        found = {"perturbed": known, "scaled": self.scaled}
+        return {**found, "full_samples": self.full_samples, "in_float64": dict(self.in_float64)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "KnownFacts":
         loss = state.get("perturbed")
         known = loss if loss is None or isinstance(loss, str) else KnownLoss(*loss)
-        return cls(perturbed_loss=known, scaled=state.get("scaled"), in_float64=dict(state.get("in_float64", {})))
+        begun = {"full_samples": state.get("full_samples", 0), "in_float64": dict(state.get("in_float64", {}))}
+        return cls(perturbed_loss=known, scaled=state.get("scaled"), **begun)
 
 
 class TheoryInputs:

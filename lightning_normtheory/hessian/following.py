@@ -48,7 +48,7 @@ _TURNED = 0.15
 _LEAST_SEARCH, _SEARCH = 3, 6
 _CLEAR, _PRECISE = 0.5, 0.05
 # ‖ΔH y‖ relative to the change that u shows, up to which it is no sign of another eigenvector, and relative to what it
-# was in the last measurement. On the constructed spectra of the tests the former is a third, on most networks less.
+# was when it last was none. On the constructed spectra of the tests the former is a third, on most networks less.
 _USUAL, _MARGIN = 0.5, 1.5
 # The weights of v₂ and s in the start of a long iteration.
 _OTHERS = 0.3
@@ -72,14 +72,14 @@ def follow_top_eigenvalue(
     * (λ − ρ_i)/|λ| is less than half of what it was when y was chosen, for ρ_i = v_iᵀHy/v_iᵀy, the Rayleigh quotient of
       v₂ and of s if both are nearly eigenvectors: one of them approaches λ;
     * ‖ΔH y‖ > c max(‖Hu − λu‖, |Δλ|, a‖d‖|λ|), but for the parts along v₂ and s, where c is ½, or 1.5 times the ratio
-      of the last measurement: the Hessian may have got a direction of large curvature that is none of v₁, v₂, s. Of
-      H y, a random projection to 256 numbers is kept.
+      of the last measurement that had no such sign: the Hessian may have got a direction of large curvature that is
+      none of v₁, v₂, s. Of H y, a random projection to 256 numbers is kept.
 
     Then three to six products follow before the result is taken, with what is new in H y and what H makes of that, or
-    with residuals of the second Ritz pair. If v₂ or s came near, or the leading eigenvalue is another one, a further
-    product prepares the next test with other vectors. If the residual of u is above 0.15 λ, the Hessian is another one:
-    there is no test, and gradient and noise are added to the residual of u. Every 16th measurement is a long one, by
-    Lanczos from a mix of all vectors, the gradient and new noise.
+    with residuals of the second Ritz pair. If v₂, s or what was found came near, or the leading eigenvalue is another
+    one, a further product prepares the next test with other vectors. If the residual of u is above 0.15 λ, the Hessian
+    is another one: there is no test, and gradient and noise are added to the residual of u. Every 16th measurement is a
+    long one, by Lanczos from a mix of all vectors, the gradient and new noise.
 
     None of this is a proof. What is missed until the next long iteration: a new leading eigenvector along which neither
     y nor the change of v₁ has a component, and in a crowded spectrum, where v₂ is a mix of many eigenvectors, one of
@@ -156,16 +156,20 @@ class _Measurement:
             moved = max(residual, abs(value - check.value), ahead)
             change = float((seen.projection - check.image).norm())
             changed = change > max(_USUAL, _MARGIN * usual) * moved
-            usual = change / moved if moved > 0 else 0.0
+            if not changed:
+                usual = change / moved if moved > 0 else 0.0
         check, new = check._replace(image=seen.projection, usual=usual, **seen.known), list[Tensor]()
         if near or changed:
             new.append(seen.rest())
         basis.add_with_image(seen.y, seen.image)
         del seen  # from here on, only the basis keeps vectors
-        if new:
+        searched = bool(new)
+        if searched:
             self._search(basis, new, near=near)
         rest = self._converge(basis)
         values, _ = basis.pairs()
+        # What was found may come near next time, and y knows little of it.
+        near |= searched and values[0] - values[1] < min(check.gaps) * abs(values[0]) / 2
         if near or abs(values[0] - value) > residual:
             if rest is not None:
                 give_back(rest)

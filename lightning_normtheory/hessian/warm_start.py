@@ -136,13 +136,13 @@ def with_drift(last: WarmStart, v: Tensor, space: FlatParameters) -> WarmStart:
     """
     drift, unit = empty(space.size, dtype=space.dtype, device=space.device), space.size**-0.5
     last_drift = last.drift * unit  # of an entry of d, which is scaled
-    square = along = last_square = 0.0
+    sums = []
     for name, where, at in _places(space):
         u, d = _first_parts(last.first[name], at, space)
         moved = torch.sub(v[where], u, out=drift[where]).add_(d, alpha=last.ahead * last_drift)
-        square += float(torch.dot(moved, moved))
-        along += float(torch.dot(moved, d))
-        last_square += float(torch.dot(d, d))
+        sums.append(torch.stack([torch.dot(moved, moved), torch.dot(moved, d), torch.dot(d, d)]))
+    # In one copy: the host waits for a device once.
+    square, along, last_square = torch.stack(sums).cpu().double().sum(0).tolist()
     best = along / (last_drift * last_square) if last_drift * last_square > 0 else 0.0
     ahead, size = min(max(best, 0.0), 1.0), square**0.5
     first = {name: torch.empty(3, *p.shape, dtype=torch.uint8, device="cpu") for name, p in space.parameters.items()}
@@ -250,7 +250,10 @@ def _joined(parts: Mapping[str, Tensor], space: FlatParameters) -> Tensor | None
             into.view(-1).copy_(parts[name].reshape(-1).to(space.dtype))  # not every device has float8
         else:
             into.zero_()
-    return flat if 0 < float(norms(flat)) < math.inf else None
+    if 0 < float(norms(flat)) < math.inf:
+        return flat
+    give_back(flat)
+    return None
 
 
 def _fitting(vectors: Mapping[str, Tensor], space: FlatParameters, bytes: int) -> list[str]:

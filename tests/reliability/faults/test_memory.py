@@ -154,7 +154,8 @@ def test_what_cannot_be_cut_is_nan_and_training_goes_on(callback, reason, tmp_pa
 
 
 def lambda_max(net, folder, monkeypatch, limit, spare=0):
-    """λ_max where graphs may have so many bytes, those of all batches ``spare``, and the samples of each batch whose graph was built for a product."""
+    """λ_max where graphs may have so many bytes, those of all batches ``spare``, and the samples of each batch whose
+    graph was built for a product."""
     sizes = []
     loss_of = curvature.Curvature._loss_of
     monkeypatch.setattr(curvature, "_SMALL", limit)

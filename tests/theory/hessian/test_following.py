@@ -15,7 +15,16 @@ from lightning_normtheory.hessian.operator import LossHessian
 from lightning_normtheory.hessian.warm_start import WarmStart
 
 from support.theory.hessian_cases import assembled
-from support.theory.moving_hessians import CASES, LARGE, MEASUREMENTS, MovingHessian, OneVector, Several, outcome
+from support.theory.moving_hessians import (
+    CASES,
+    LARGE,
+    MEASUREMENTS,
+    Case,
+    MovingHessian,
+    OneVector,
+    Several,
+    outcome,
+)
 
 LOSS = nn.functional.cross_entropy
 LANCZOS = {"method": "lanczos", "tol": 1e-2, "max_hvps": 100}
@@ -65,6 +74,17 @@ def test_never_more_wrong_answers_than_from_one_vector_in_large_models(name):
     before, after = (outcome(case, start, seeds, size=LARGE) for start in (OneVector, Several))
     assert all(new <= old for new, old in zip(after.wrong, before.wrong)) or name in JUMPS
     assert max(after.wrong) == 0 or name in JUMPS
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(0.05, 0.05, 0.95, 1.2), (0.05, 0.05, 0.7, 1.2), (0.05, 0.05, 0.95, 0.97, 1.05), (0.05, 0.3, 0.6, 0.9, 1.2)],
+)
+def test_an_eigenvector_that_comes_in_steps(values):
+    """A search that finds it below the first must not make the next test blind: it did, for each of the seeds. What is
+    left are test vectors that see little of it."""
+    case = Case(lambda t: [1.0, 0.8, 0.6, values[min(t, len(values) - 1)]])
+    assert max(outcome(case, Several, range(20)).wrong) <= 4
 
 
 def test_one_vector_misses_crossings():
