@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_normtheory.callbacks import NTKLeastEigenvalue
+from lightning_normtheory.callbacks import NormTheory, NTKLeastEigenvalue
 from lightning_normtheory.callbacks.measurement import kernels
 from lightning_normtheory.ntk import empirical
 
@@ -90,3 +90,57 @@ def test_a_resumed_run_begins_in_the_same_precision(tmp_path, computed):
     second = train(tmp_path / "second", 3, 6, tmp_path / "first" / "last.ckpt")
     assert first + second == whole
     assert computed[1:] == expected
+
+
+class Wide(Wrapper):
+    """Has several outputs, and a λ_min near its floor."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 200), nn.Tanh(), nn.Linear(200, 3)))
+
+    def training_step(self, batch, batch_idx):
+        return (self(batch[0]) - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def train_wide(folder, epochs, checkpoint=None):
+    data = TensorDataset(*torch.randn(256, 11, generator=torch.Generator().manual_seed(0)).split([8, 3], dim=1))
+    run = trainer([NormTheory(ntk_samples=128, on_error="raise")], max_epochs=epochs, default_root_dir=folder)
+    run.fit(Wide(), DataLoader(data, 64), ckpt_path=checkpoint)
+    run.save_checkpoint(folder / "last.ckpt")
+    return rows(folder)
+
+
+def test_a_resumed_run_has_the_kernel_of_all_outputs_in_the_same_precision(tmp_path, computed):
+    whole = train_wide(tmp_path / "whole", 4)
+    assert LONG in computed
+    train_wide(tmp_path / "first", 2)
+    second = train_wide(tmp_path / "second", 4, tmp_path / "first" / "last.ckpt")
+    names = [name for name in whole[2] if "ntk" in name and not name.endswith("seconds")]
+    assert "normtheory/certificate_ntk_margin" in names
+    for epoch in (2, 3):
+        assert {name: repr(second[epoch][name]) for name in names} == {name: repr(whole[epoch][name]) for name in names}
+
+
+def test_an_interrupted_measurement_leaves_nothing(tmp_path, monkeypatch):
+    callback, states = NTKLeastEigenvalue(on_error="raise"), []
+    original = kernels.Kernels._float32_would_do
+
+    def would_do(self, kernel):
+        found = original(self, kernel)
+        states.append(dict(callback._facts.in_float64))
+        if len(states) == 4:
+            monkeypatch.setattr(kernels.Kernels, "fingerprint", interrupt)
+        return found
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernels.Kernels, "_float32_would_do", would_do)
+    run = trainer([callback], max_epochs=6, default_root_dir=tmp_path)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run.fit(Module(100), DataLoader(TensorDataset(X), 2))
+    assert states[-1] == callback._facts.in_float64 != {}
