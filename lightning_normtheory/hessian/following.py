@@ -47,9 +47,13 @@ _TURNED = 0.15
 # known well enough: its residual, relative to the distance of the two values, or to the first.
 _LEAST_SEARCH, _SEARCH = 3, 6
 _CLEAR, _PRECISE = 0.5, 0.05
-# ‖ΔH y‖ relative to the change that u shows, up to which it is no sign of another eigenvector, and relative to what it
-# was when it last was none. On the constructed spectra of the tests the former is a third, on most networks less.
-_USUAL, _MARGIN = 0.5, 1.5
+# ‖ΔH y‖ relative to the change that u shows, up to which it is no sign of another eigenvector: in general, relative to
+# what it was in the last measurement, and at most. It is a third on the constructed spectra of the tests, up to 0.8 on
+# networks that change little.
+_USUAL, _MARGIN, _MOST = 0.5, 1.5, 0.9
+# The distance from the first to the second Ritz value after a search, relative to that before, below which what was
+# found is worth another test vector.
+_CLOSER = 0.9
 # The weights of v₂ and s in the start of a long iteration.
 _OTHERS = 0.3
 _TINY = torch.finfo(torch.float64).tiny
@@ -72,14 +76,15 @@ def follow_top_eigenvalue(
     * (λ − ρ_i)/|λ| is less than half of what it was when y was chosen, for ρ_i = v_iᵀHy/v_iᵀy, the Rayleigh quotient of
       v₂ and of s if both are nearly eigenvectors: one of them approaches λ;
     * ‖ΔH y‖ > c max(‖Hu − λu‖, |Δλ|, a‖d‖|λ|), but for the parts along v₂ and s, where c is ½, or 1.5 times the ratio
-      of the last measurement that had no such sign: the Hessian may have got a direction of large curvature that is
+      of the last measurement, but no more than 0.9: the Hessian may have got a direction of large curvature that is
       none of v₁, v₂, s. Of H y, a random projection to 256 numbers is kept.
 
     Then three to six products follow before the result is taken, with what is new in H y and what H makes of that, or
-    with residuals of the second Ritz pair. If v₂, s or what was found came near, or the leading eigenvalue is another
-    one, a further product prepares the next test with other vectors. If the residual of u is above 0.15 λ, the Hessian
-    is another one: there is no test, and gradient and noise are added to the residual of u. Every 16th measurement is a
-    long one, by Lanczos from a mix of all vectors, the gradient and new noise.
+    with residuals of the second Ritz pair. If v₂ or s came near, if what was found is nearer to the first than v₂ was,
+    or if the leading eigenvalue is another one, a further product prepares the next test with other vectors. If the
+    residual of u is above 0.15 λ, the Hessian is another one: there is no test, and gradient and noise are added to the
+    residual of u. Every 16th measurement is a long one, by Lanczos from a mix of all vectors, the gradient and new
+    noise.
 
     None of this is a proof. What is missed until the next long iteration: a new leading eigenvector along which neither
     y nor the change of v₁ has a component, and in a crowded spectrum, where v₂ is a mix of many eigenvectors, one of
@@ -155,9 +160,8 @@ class _Measurement:
             ahead = self._last.ahead * self._last.drift * abs(value)
             moved = max(residual, abs(value - check.value), ahead)
             change = float((seen.projection - check.image).norm())
-            changed = change > max(_USUAL, _MARGIN * usual) * moved
-            if not changed:
-                usual = change / moved if moved > 0 else 0.0
+            changed = change > max(_USUAL, min(_MARGIN * usual, _MOST)) * moved
+            usual = change / moved if moved > 0 else 0.0
         check, new = check._replace(image=seen.projection, usual=usual, **seen.known), list[Tensor]()
         if near or changed:
             new.append(seen.rest())
@@ -168,8 +172,8 @@ class _Measurement:
             self._search(basis, new, near=near)
         rest = self._converge(basis)
         values, _ = basis.pairs()
-        # What was found may come near next time, and y knows little of it.
-        near |= searched and values[0] - values[1] < min(check.gaps) * abs(values[0]) / 2
+        # y may know little of what was found.
+        near |= searched and values[0] - values[1] < _CLOSER * min(check.gaps) * abs(values[0])
         if near or abs(values[0] - value) > residual:
             if rest is not None:
                 give_back(rest)

@@ -39,7 +39,7 @@ class Check(NamedTuple):
         gaps: (λ_max − ρ_i)/|λ_max| for each of the other vectors, when they were chosen.
         image: a random projection of H y in the last measurement, without its part along the other vectors; ``None`` if
             there was no test.
-        usual: ‖ΔH y‖ relative to the change that u shows, where it was no sign of another leading eigenvector.
+        usual: ‖ΔH y‖ relative to the change that u showed in the last measurement.
         scale: a lower bound of ‖H‖ in the last measurement, taken to shrink with λ_max.
         age: the number of measurements since the last long iteration.
         size: ‖y‖ before y was normalized.

@@ -84,7 +84,7 @@ def test_an_eigenvector_that_comes_in_steps(values):
     """A search that finds it below the first must not make the next test blind: it did, for each of the seeds. What is
     left are test vectors that see little of it."""
     case = Case(lambda t: [1.0, 0.8, 0.6, values[min(t, len(values) - 1)]])
-    assert max(outcome(case, Several, range(20)).wrong) <= 4
+    assert max(outcome(case, Several, range(20)).wrong) <= 6
 
 
 def test_one_vector_misses_crossings():
