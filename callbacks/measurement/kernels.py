@@ -99,14 +99,15 @@ class Kernels:
     def _precise(self, samples: int, outputs: Outputs, directions: int | None) -> TangentKernel:
         """Return a kernel in float64 if λ_min comes near its floor otherwise: where it did, the next ones begin there.
 
-        That both precisions measure the same function is compared again after so many measurements.
+        The result is the same as without that. That both precisions measure the same function is compared again after
+        so many measurements.
         """
-        facts, kind = self._facts.in_float64, f"{samples} {outputs} {directions} {self._fingerprint_of_theta()}"
+        facts, kind = self._facts.in_float64, f"{samples} {outputs} {directions}"
         left = facts.get(kind, 0)
         found = self._in_float64(samples, outputs, directions) if left else None
-        if found is None:
+        if found is None or all_agree(self._function, self._float32_would_do(found)):
             left, found = _COMPARED_AFTER, self._compute(samples, outputs, directions, True)
-        if left == 1 or all_agree(self._function, self._float32_would_do(found)):
+        if left == 1 or all_agree(self._function, not self._is_repeated(found)):
             facts.pop(kind, None)
         else:
             facts[kind] = left - 1
@@ -125,8 +126,10 @@ class Kernels:
         return None
 
     def _float32_would_do(self, kernel: TangentKernel) -> bool:
-        repeated = kernel.dtype == torch.float64 and any(p.dtype != kernel.dtype for p in self._function.theta.values())
-        return not repeated or bool(kernel.deficiency) or not replace(kernel, dtype=torch.float32).near_floor
+        return bool(kernel.deficiency) or not replace(kernel, dtype=torch.float32).near_floor
+
+    def _is_repeated(self, kernel: TangentKernel) -> bool:
+        return kernel.dtype == torch.float64 and any(p.dtype != kernel.dtype for p in self._function.theta.values())
 
     def _compute(
         self,
@@ -142,7 +145,7 @@ class Kernels:
             split = function.processes.run_on_all(self._split)
             batches = function.first_samples(samples)
             held = function.hold_statistics()  # after the inputs, which need resets of the model
-            self.trained_fingerprint = self._fingerprint_of_theta()
+            self.trained_fingerprint = zlib.crc32("\n".join(function.theta).encode())
             found = tangent_kernel_of_batches(
                 Predictor(function),
                 batches,
@@ -166,9 +169,6 @@ class Kernels:
         if structure not in self._facts.split:
             self._facts.split = {structure: batch_norm_split(model)}
         return self._facts.split[structure]
-
-    def _fingerprint_of_theta(self) -> int:
-        return zlib.crc32("\n".join(self._function.theta).encode())
 
     def fingerprint(self, samples: int) -> int:
         """Return a number that identifies the first samples of the probe."""
