@@ -99,8 +99,8 @@ class Kernels:
     def _precise(self, samples: int, outputs: Outputs, directions: int | None) -> TangentKernel:
         """Return a kernel in float64 if λ_min comes near its floor otherwise: where it did, the next ones begin there.
 
-        The result is the same as without that. That both precisions measure the same function is compared again after
-        so many measurements.
+        The result is the same as without that, where both precisions judge alike whether it does. That they measure the
+        same function is compared again after so many measurements.
         """
         facts, kind = self._facts.in_float64, f"{samples} {outputs} {directions}"
         left = facts.get(kind, 0)
